@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, options, registries, schedules, randomness, files, the run directory."""

@@ -1,0 +1,36 @@
+"""Errors that are told to the user in one or two clear lines, never as a traceback."""
+
+
+class GeneralistError(Exception):
+    """Something the user can mend: the command line prints it and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class RecipeError(GeneralistError):
+    """A recipe field that is wrong, with its path and the remedy."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"recipe: {path}: {problem}" if path else f"recipe: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class DataError(GeneralistError):
+    """A data set that is missing, damaged or not what its name says."""
+
+
+class RunError(GeneralistError):
+    """A run directory, checkpoint or weights file that cannot be used as asked."""
+
+
+class DivergedError(GeneralistError):
+    """A learner's loss is no longer finite."""
+
+
+class InterruptedRunError(GeneralistError):
+    """Training was stopped by a signal and left a checkpoint."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number  # the shell's convention: not done, and nobody's mistake

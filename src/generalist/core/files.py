@@ -1,0 +1,81 @@
+"""Files that are either whole or not there: atomic writes, checksums, clear errors for a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from generalist.core.errors import RunError
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def clear_write_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a missing permission and their like into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise RunError(
+                f"no space left to write {path}: free some and go on with --resume; earlier files are whole"
+            ) from error
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
+    """Write, fsync, rename. Returns the SHA-256 of what was written. On failure the old file is untouched."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with clear_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("w+b") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+                stream.seek(0)
+                digest = _digest(stream)
+            temporary.replace(path)
+            _sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return digest
+
+
+def write_text(path: Path, text: str) -> None:
+    atomic_write(path, lambda stream: _write_all(stream, text.encode()))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return _digest(stream)
+
+
+def _digest(stream: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_all(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the rename itself survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

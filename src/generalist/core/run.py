@@ -1,0 +1,100 @@
+"""The layout of a run directory: the contract between the commands."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from generalist.core.errors import RunError
+from generalist.core.files import clear_write_errors
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths inside one run directory."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "last.safetensors"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / "snapshots"
+
+    def stage(self, name: str) -> RunDirectory:
+        """An earlier stage's run; the last stage is the run itself."""
+        return RunDirectory(self.path / "stages" / name)
+
+    def snapshot_epochs(self) -> list[int]:
+        """Epochs of which a snapshot lies here, oldest first."""
+        if not self.snapshots.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.snapshots.iterdir() if p.name.isdecimal())
+
+    def exists(self) -> bool:
+        return self.recipe.is_file()
+
+    def require(self) -> RunDirectory:
+        """Itself, or an error where no run lies here."""
+        if not self.exists():
+            raise RunError(f"{self.path} is not a run directory (it has no recipe.yaml)")
+        return self
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every whole line of metrics.jsonl."""
+        if not self.metrics.is_file():
+            return []
+        lines = self.metrics.read_bytes().split(b"\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise RunError(f"{self.metrics} is damaged: {error}") from error
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held while training: two processes that write one run would destroy it."""
+        with clear_write_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            stream = (self.path / ".lock").open("w")
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{self.path} is in use by another process") from None
+            yield
+
+
+def next_free(parent: Path, name: str) -> Path:
+    """`parent/name`, or `parent/name-2`, `-3`, ... where that is taken."""
+    path, number = parent / name, 1
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path

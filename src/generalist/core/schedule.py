@@ -1,0 +1,72 @@
+"""Values that change during training: piecewise linear, in fractions of training or in epochs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from generalist.core.options import Number, Options
+
+
+class Schedule(Options):
+    """A piecewise-linear value. A recipe may write a bare number for a constant.
+
+    Two equal positions make a jump; the later value holds from there on.
+    """
+
+    fractions: list[Number] | None = None
+    """Breakpoints as fractions of training, from 0 to 1. Give these or `epochs`, not both."""
+
+    epochs: list[Number] | None = None
+    """Breakpoints in epochs, counted from 0, the start of training."""
+
+    values: list[Number]
+    """The value at each breakpoint; before the first and after the last it stays constant."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_constant(cls, value: Any) -> Any:
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            return {"fractions": [0.0], "values": [value]}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.fractions is None) == (self.epochs is None):
+            raise ValueError("give the breakpoints as `fractions` of training or as `epochs`: one of the two")
+        positions = self.positions
+        if not positions or len(positions) != len(self.values):
+            raise ValueError(
+                f"{len(positions)} breakpoints and {len(self.values)} values: give one value per breakpoint"
+            )
+        if any(b < a for a, b in pairwise(positions)):
+            raise ValueError(f"breakpoints must not decrease: {positions}")
+        if positions[0] < 0:
+            raise ValueError(f"breakpoints start at 0 or later, not at {positions[0]}")
+        if self.fractions is not None and positions[-1] > 1:
+            raise ValueError(f"fractions of training end at 1, not at {positions[-1]}; or use `epochs`")
+        return self
+
+    @property
+    def positions(self) -> list[float]:
+        return self.fractions if self.fractions is not None else (self.epochs or [])
+
+    def at(self, epoch: float, epochs: int) -> float:
+        """The value after `epoch` (fractional, from 0) of `epochs` epochs."""
+        position = epoch if self.epochs is not None else epoch / epochs
+        positions, values = self.positions, self.values
+        if position < positions[0]:
+            return values[0]
+        # The last breakpoint at or before the position: after a jump, its upper side.
+        left = max(i for i, p in enumerate(positions) if p <= position)
+        if left + 1 == len(positions):
+            return values[left]
+        width = positions[left + 1] - positions[left]
+        share = (position - positions[left]) / width
+        return values[left] * (1 - share) + values[left + 1] * share
+
+    def breakpoints(self, epochs: int) -> list[float]:
+        """The breakpoints in epochs."""
+        return [p if self.epochs is not None else p * epochs for p in self.positions]
