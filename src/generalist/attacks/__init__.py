@@ -1,1 +1,1 @@
-
+"""Threat models, and the attacks that look for misclassified images inside them."""

@@ -1,1 +1,1 @@
-
+"""Images and labels: data sets, on-device augmentation, held-out splits, batches."""

@@ -1,0 +1,127 @@
+"""Projected gradient descent: the attack that adversarial training runs on, for any threat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from generalist.attacks.threats import Threat, perturb, widen
+from generalist.core import random
+from generalist.core.errors import DataError, GeneralistError
+from generalist.core.options import Number, Options
+from generalist.tensors.modes import frozen
+
+Classifier = Callable[[Tensor], Tensor]
+"""Images in [0, 1] to logits."""
+
+BatchLoss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, labels) to what the attack makes larger, summed over the batch."""
+
+GAUSSIAN_START = 1e-3
+"""Standard deviation of the gaussian start, in units of the pixel range; TRADES' choice."""
+
+
+class AttackOptions(Options):
+    """How a learner attacks its own batches."""
+
+    steps: int = Field(default=10, ge=0, le=100_000)
+    """Gradient steps; each costs a forward and a backward pass. 0 leaves the random start alone."""
+
+    step: Number | None = Field(default=None, gt=0)
+    """Length of a step in the threat's norm, for pixels in [0, 1]. By default the threat's own: a quarter of eps for
+    linf and l2, 2.5 eps / steps for l1."""
+
+    start: Literal["uniform", "gaussian", "none"] = "uniform"
+    """Where the attack starts: uniformly in the ball, at gaussian noise of 0.001 (TRADES), or at the image itself.
+    A loss that is smallest at the image, as TRADES' is, has no gradient there and needs a random start."""
+
+    batchnorm: Literal["eval", "train"] = "eval"
+    """Statistics that BatchNorm uses under attack: the running ones, or the batch's own, where the attack on a sample
+    depends on its batch. Neither changes the running ones."""
+
+
+def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Summed and not averaged, so a sample's gradient does not shrink as the batch grows."""
+    return F.cross_entropy(logits, y, reduction="sum")
+
+
+def pgd(
+    model: Classifier,
+    x: Tensor,
+    y: Tensor,
+    *,
+    threat: Threat,
+    options: AttackOptions,
+    seed: int,
+    purpose: str,
+    index: Tensor,
+    step: random.Key = 0,
+    loss: BatchLoss | None = None,
+) -> Tensor:
+    """Images in [0, 1], within `threat` of `x`, on which `loss` (cross-entropy by default) is large.
+
+    `x` must lie in [0, 1]; that is checked where data comes in, for to look here would wait for the device. The start
+    depends on (seed, purpose, sample `index`, `step`): learners differ in purpose, epochs in step. A module is
+    attacked with constant parameters and given back in its own mode; any other callable is taken as it is.
+    """
+    _check(x, index)
+    loss = loss or summed_cross_entropy
+    x = x.detach()
+    size = threat.default_step(options.steps) if options.step is None else options.step
+    start = starting_point(threat, options.start, seed=seed, purpose=purpose, index=index, step=step, like=x)
+    adversarial = perturb(x, threat.project(start))
+    with _borrowed(model, training=options.batchnorm == "train"):
+        for _ in range(options.steps):
+            grad = input_gradient(model, adversarial, y, loss)
+            delta = threat.project(adversarial - x + size * threat.steepest(grad))
+            adversarial = perturb(x, delta)
+    return adversarial
+
+
+def input_gradient(model: Classifier, x: Tensor, y: Tensor, loss: BatchLoss) -> Tensor:
+    """The gradient of `loss` with respect to the images, whatever the caller's grad mode and autocast."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        value = loss(widen(model(x)), y)
+        if not value.requires_grad:
+            raise GeneralistError(
+                "the loss under attack has no gradient with respect to the images: "
+                "the model must not detach its input, nor run under no_grad or inference_mode"
+            )
+        return torch.autograd.grad(value, x)[0]
+
+
+def starting_point(
+    threat: Threat,
+    start: Literal["uniform", "gaussian", "none"],
+    *,
+    seed: int,
+    purpose: str,
+    index: Tensor,
+    step: random.Key,
+    like: Tensor,
+) -> Tensor:
+    """The first perturbation of an attack."""
+    if start == "none":
+        return torch.zeros_like(like)
+    if start == "uniform":
+        return threat.random_start(seed, purpose, index, step, like)
+    draw = random.normal(seed, purpose, index, step, shape=like.shape[1:], device=like.device)
+    return (GAUSSIAN_START * draw).to(like.dtype)
+
+
+def _borrowed(model: Classifier, *, training: bool) -> AbstractContextManager[None]:
+    return frozen(model, training=training) if isinstance(model, nn.Module) else nullcontext()
+
+
+def _check(x: Tensor, index: Tensor) -> None:
+    if not x.is_floating_point():
+        raise DataError(f"images under attack must be floats in [0, 1], not {x.dtype}: divide bytes by 255")
+    if index.shape != x.shape[:1]:
+        raise DataError(f"index must hold one number per image: {list(index.shape)} for images {list(x.shape)}")

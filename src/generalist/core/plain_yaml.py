@@ -1,0 +1,114 @@
+"""YAML as plain data: safe on hostile text, and changed by `a.b.0.c=value`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from generalist.core.errors import RecipeError
+
+MAX_DEPTH = 40
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data only: no tags, no aliases (they can blow up), no repeated keys (one would be lost)."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed in a recipe; write the value out")
+        if self.depth > MAX_DEPTH:
+            raise yaml.YAMLError("nested too deeply")
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} is given twice (line {key.start_mark.line + 1})")
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """The plain data that `text` says."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise RecipeError("", f"{where} is not valid YAML: {' '.join(str(error).split())[:300]}") from None
+
+
+def dump_yaml(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=110)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, mapping by mapping; lists, and schedules with breakpoints of their own, replace whole."""
+    merged = dict(copy.deepcopy(dict(below)))
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        if both and not _is_schedule(value):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def _is_schedule(value: Mapping[str, Any]) -> bool:
+    return "values" in value and bool({"fractions", "epochs"} & value.keys())
+
+
+def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]) -> None:
+    """Apply `a.b.0.c=value` in place; the value is YAML.
+
+    Where the path leads into something that `raw` leaves to its default or writes in a short form, the long form is
+    taken from `resolved()` first.
+    """
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise RecipeError("", f"--set {override!r}: write it as field.path=value")
+    value = load_yaml(text, f"--set {path}: {text!r}")
+    *parents, last = path.split(".")
+    node: Any = raw
+    for depth, part in enumerate(parents):
+        node = _descend(node, part, parents[: depth + 1], resolved)
+    if isinstance(node, list):
+        node[_position(node, last, path)] = value
+    else:
+        node[last] = value
+
+
+def _descend(node: Any, part: str, parents: list[str], resolved: Callable[[], Any]) -> Any:
+    key: Any = _position(node, part, ".".join(parents)) if isinstance(node, list) else part
+    child = node[key] if isinstance(node, list) else node.get(key)
+    if not isinstance(child, dict | list):
+        child = _look_up(resolved(), parents)
+        node[key] = child = copy.deepcopy(child) if isinstance(child, dict | list) else {}
+    return child
+
+
+def _look_up(value: Any, parents: list[str]) -> Any:
+    for part in parents:
+        if isinstance(value, list):
+            value = value[_position(value, part, ".".join(parents))]
+        elif isinstance(value, dict):
+            value = value.get(part)
+    return value
+
+
+def _position(node: list[Any], part: str, path: str) -> int:
+    """A list's element by position or, where elements have names, by name."""
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in node]
+    if part in names:
+        return names.index(part)
+    if not part.isdecimal() or int(part) >= len(node):
+        raise RecipeError(path, f"--set: there is no element {part!r} in a list of {len(node)}")
+    return int(part)

@@ -1,0 +1,205 @@
+"""The recipe's `data` section, and how it becomes data sets."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from generalist.core.errors import DataError
+from generalist.core.options import Number, Options
+from generalist.core.registry import is_import_path, unknown_name
+from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a format registers its data sets)
+from generalist.data.augment import AugmentOptions
+from generalist.data.dataset import load_dataset, memory_budget
+from generalist.data.folder import load_folder, make_resident
+from generalist.data.sets import DATASETS, Images, ImageSet, from_arrays
+
+ROOT_VARIABLE = "GENERALIST_DATA"
+_SPECIAL = ["arrays", "folder"]
+
+
+class ExtraOptions(Options):
+    """Further images to train on, labelled or pseudo-labelled, of the same size and classes."""
+
+    file: str | None = None
+    """An .npz file with arrays `images` (or `image`) and `labels` (or `label`). Give this or `name`, not both."""
+
+    name: str | None = None
+    """Another data set by its name; its train split is used."""
+
+    ratio: Number = Field(gt=0, lt=1)
+    """Share of each batch that is drawn from the extra images, between 0 and 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.file is None) == (self.name is None):
+            raise ValueError("give the extra images as a `file` or as the `name` of a data set: one of the two")
+        if self.name is not None and self.name not in DATASETS.names():
+            raise ValueError(unknown_name("data set", self.name, DATASETS.names()))
+        return self
+
+
+class DataOptions(Options):
+    """Which images to train and test on, and how training images are changed."""
+
+    name: str = "digits"
+    """digits, cifar10, cifar100, svhn, mnist, fashion-mnist, folder, arrays (given through the Python API), or a
+    torch Dataset of your own as `package.module:thing` (a Dataset, or a function of "train" or "test")."""
+
+    root: str | None = None
+    """The directory with the data. Left out: the environment variable GENERALIST_DATA, else ~/.cache/generalist.
+    A folder data set needs it: the directory that has `train/`."""
+
+    augmentation: AugmentOptions = AugmentOptions()
+    """Random changes of training images; validation and test images are never changed."""
+
+    extra: ExtraOptions | None = None
+    """Further images mixed into each training batch; left out, there are none."""
+
+    resolution: int | None = Field(default=None, ge=1, le=4096)
+    """Height and width in pixels to which a folder's images are brought; left out, 224. Folders only."""
+
+    center_crop: Number = Field(default=0.875, gt=0, le=1)
+    """Share of the shorter side that the centre crop of evaluation keeps (224 of 256 by default). Folders only."""
+
+    workers: int | None = Field(default=None, ge=1, le=256)
+    """Threads that decode a streamed folder; left out, one for each core, at most 16."""
+
+    resident: Literal["auto"] | bool = "auto"
+    """Whether all images lie in memory. `auto` streams folders and keeps everything else; `true` decodes a folder
+    once, after which crop, flip and cutout apply to it in place of random resized crops."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        known = sorted([*DATASETS.names(), *_SPECIAL])
+        if name not in known and not is_import_path(name):
+            raise ValueError(unknown_name("data set", name, known) + ", or an import path package.module:thing")
+        return name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.name == "folder" and self.root is None:
+            raise ValueError("a folder needs `root`: the directory that has train/CLASS/image files")
+        if self.name != "folder" and self.resolution is not None:
+            raise ValueError("`resolution` is for `name: folder`; other data sets keep their own size: leave it out")
+        if self.name != "folder" and self.resident is False:
+            raise ValueError("only `name: folder` can be streamed: leave `resident` out")
+        if self.extra is not None and self.name == "folder" and self.resident is not True:
+            raise ValueError("extra images need all images in memory: set `resident: true`")
+        return self
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a recipe trains and tests on."""
+
+    train: Images
+    test: Images | None
+    """None where the data set has no test split."""
+    extra: ImageSet | None = None
+    """Further training images; they are numbered after those of `train` (see `sets.join`)."""
+
+
+def data_root(root: str | Path | None) -> Path:
+    """The directory with the data: as given, else from the environment, else the user's cache."""
+    chosen = root or os.environ.get(ROOT_VARIABLE) or "~/.cache/generalist"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"cannot find the home directory of {chosen}: set {ROOT_VARIABLE}") from error
+
+
+def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any = None) -> Splits:
+    """Read what `options` name. `arrays` goes with `name: arrays`: (images, labels), or a mapping from "train" and
+    "test" to such pairs or to image sets."""
+    train, test = _train_and_test(options, trust_code=trust_code, arrays=arrays)
+    if options.extra is None:
+        return Splits(train, test)
+    return Splits(train, test, _load_extra(options.extra, root=data_root(options.root), train=train))
+
+
+def _train_and_test(options: DataOptions, *, trust_code: bool, arrays: Any) -> tuple[Images, Images | None]:
+    if options.name == "arrays":
+        return _from_given(arrays)
+    if arrays is not None:
+        raise DataError(f"arrays were given, but the recipe says `data.name: {options.name}`: set it to arrays")
+    if options.name == "folder":
+        return _from_folder(options)
+    if is_import_path(options.name):
+        limit = None if options.resident is True else memory_budget()
+        return load_dataset(options.name, trust_code=trust_code, memory_limit=limit)
+    return DATASETS.get(options.name)(data_root(options.root))
+
+
+def _from_folder(options: DataOptions) -> tuple[Images, Images | None]:
+    train, test = load_folder(
+        data_root(options.root),
+        resolution=options.resolution or 224,
+        center=options.center_crop,
+        workers=options.workers,
+    )
+    if options.resident is not True:
+        return train, test
+    return make_resident(train), make_resident(test) if test is not None else None
+
+
+def _from_given(arrays: Any) -> tuple[ImageSet, ImageSet | None]:
+    if arrays is None:
+        raise DataError("`data.name: arrays` needs images from the Python API: pass arrays=(images, labels)")
+    parts = arrays if isinstance(arrays, Mapping) else {"train": arrays}
+    if unknown := set(parts) - {"train", "test"}:
+        raise DataError(f"arrays may have the splits train and test, not {sorted(map(str, unknown))[0]!r}")
+    if "train" not in parts:
+        raise DataError('arrays must have a split "train"')
+    train = _given_set(parts["train"], None)
+    test = parts.get("test")
+    return train, None if test is None else _given_set(test, train.classes)
+
+
+def _given_set(part: Any, classes: list[str] | None) -> ImageSet:
+    if isinstance(part, ImageSet):
+        return part
+    if not isinstance(part, tuple | list) or len(part) != 2:
+        raise DataError(f"arrays must be (images, labels) or an ImageSet, not {type(part).__name__}")
+    return from_arrays(part[0], part[1], classes=classes)
+
+
+def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet:
+    if options.file is not None:
+        extra = _load_npz(Path(options.file).expanduser(), classes=train.classes)
+    else:
+        extra, _ = DATASETS.get(str(options.name))(root)
+    if extra.shape != train.shape:
+        raise DataError(f"extra images have the shape {extra.shape}, but {train.name} has {train.shape}: resize them")
+    if len(extra.classes) > len(train.classes):
+        raise DataError(f"{extra.name} has {len(extra.classes)} classes, but {train.name} has {len(train.classes)}")
+    return extra
+
+
+def _load_npz(path: Path, *, classes: list[str]) -> ImageSet:
+    try:
+        # Pickled objects inside could run code: only plain arrays are read.
+        with np.load(path, allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is no .npz file: save it with numpy.savez(file, images=..., labels=...)")
+            images, labels = (_array_of(arrays, names, path) for names in (("images", "image"), ("labels", "label")))
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        raise DataError(
+            f"cannot read {path}: {error}; save it with numpy.savez(file, images=..., labels=...)"
+        ) from error
+    return from_arrays(images, labels, classes=classes, name=path.name)
+
+
+def _array_of(arrays: Any, names: tuple[str, str], path: Path) -> Any:
+    for name in names:
+        if name in arrays.files:
+            return arrays[name]
+    raise DataError(f"{path} has no array {names[0]!r}; it has {', '.join(arrays.files[:10]) or 'nothing'}")

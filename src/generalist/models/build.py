@@ -1,0 +1,158 @@
+"""From the `model:` section of a recipe to a network, and the check that a network is one we can work with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from generalist.core import random
+from generalist.core.errors import GeneralistError
+from generalist.core.options import Options
+from generalist.models.normalize import Normalized, NormalizeOptions
+from generalist.models.registry import MODELS, ModelFactory
+from generalist.models.zoo import PREFIX, timm_factory
+from generalist.tensors.modes import frozen
+
+
+class ModelOptions(Options):
+    """The network. Whatever it is, it maps images in [0, 1] to logits."""
+
+    name: str = Field(min_length=1, max_length=200)
+    """A network of this library, `timm/NAME` for one of timm's, or `package.module:factory` for your own, which is
+    called as factory(num_classes=..., in_channels=..., **options) and only where you say that you trust its code."""
+
+    width: int | None = Field(default=None, ge=1, le=4096)
+    """Channels of the first layer of `small`, 32 by default; the time of a step grows with its square."""
+
+    normalize: NormalizeOptions | None = None
+    """Shift and scale of the channels as a first layer. By default the network sees the pixels as they are."""
+
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Further arguments of the factory, for `timm/NAME` and import paths."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.width is not None and self.name != "small":
+            raise ValueError(f"`width` belongs to the model `small`: remove it for {self.name!r}")
+        if clash := {"num_classes", "in_channels", "in_chans", "width"} & self.options.keys():
+            raise ValueError(f"`options` must not hold {sorted(clash)}: data and the other fields decide these")
+        return self
+
+
+def build_model(
+    options: ModelOptions, *, num_classes: int, shape: Sequence[int], seed: int, trust_code: bool = False
+) -> nn.Module:
+    """The network of `options` for images of `shape` (channels, height, width), on the CPU, with weights by `seed`."""
+    channels = _check_problem(num_classes, shape)
+    factory = _factory(options, trust_code=trust_code)
+    arguments: dict[str, Any] = {"num_classes": num_classes, "in_channels": channels, **options.options}
+    if options.width is not None:
+        arguments["width"] = options.width
+    _check_arguments(options.name, factory, arguments)
+    model = _construct(factory, arguments, seed)
+    if not isinstance(model, nn.Module):
+        raise GeneralistError(f"model {options.name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+    if options.normalize is None:
+        return model
+    if len(options.normalize.mean) != channels:
+        raise GeneralistError(
+            f"model.normalize has {len(options.normalize.mean)} means and stds for images of {channels} channels: "
+            "give one per channel"
+        )
+    return Normalized(model, options.normalize)
+
+
+def check_model(model: nn.Module, shape: Sequence[int], num_classes: int, device: torch.device | str) -> None:
+    """Refuse a model that does not map images of `shape` (channels, height, width) to `num_classes` finite logits.
+
+    Runs it on two images, in eval mode, and leaves it as it was.
+    """
+    _check_problem(num_classes, shape)
+    dtype = _parameter_dtype(model)
+    images = random.uniform(0, "check-model", shape=(2, *shape), device=device).to(dtype)
+    try:
+        with frozen(model), torch.no_grad():
+            logits: object = model(images)
+    except Exception as error:
+        raise GeneralistError(
+            f"the model fails on images [2, {', '.join(map(str, shape))}] on {device}: {type(error).__name__}: {error}"
+        ) from error
+    _check_logits(logits, num_classes)
+
+
+def _construct(factory: ModelFactory, arguments: dict[str, Any], seed: int) -> nn.Module:
+    """Call the factory with weights that depend on the seed alone.
+
+    The initialisers of torch, timm and users draw from torch's generator: this is the one place that seeds it. On the
+    CPU, so that the device does not matter, and the caller's generator is as it was afterwards.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return factory(**arguments)
+
+
+def _factory(options: ModelOptions, *, trust_code: bool) -> ModelFactory:
+    if not options.name.startswith(PREFIX):
+        return MODELS.get(options.name, trust_code=trust_code)
+    # timm unpickles this file, which can run code as well as an import can.
+    if "checkpoint_path" in options.options and not trust_code:
+        raise GeneralistError(
+            "model.options.checkpoint_path may run code from that file; "
+            "if you trust it, pass --trust-code (API: trust_code=True)"
+        )
+    return timm_factory(options.name.removeprefix(PREFIX))
+
+
+def _check_arguments(name: str, factory: ModelFactory, arguments: dict[str, Any]) -> None:
+    """Say which argument a factory does not take, before it runs: a TypeError from inside it means something else."""
+    if not callable(factory):
+        raise GeneralistError(f"model {name!r} is a {type(factory).__name__}, not a factory of models")
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise GeneralistError(
+            f"model {name!r} cannot be called with {', '.join(arguments)}: {error}; see model.options"
+        ) from error
+
+
+def _check_problem(num_classes: int, shape: Sequence[int]) -> int:
+    """The number of channels."""
+    if num_classes < 2:
+        raise GeneralistError(f"a classifier needs at least 2 classes, not {num_classes}")
+    if len(shape) != 3 or min(shape) < 1:
+        raise GeneralistError(f"the shape of an image is (channels, height, width), not {tuple(shape)}")
+    return shape[0]
+
+
+def _parameter_dtype(model: nn.Module) -> torch.dtype:
+    """The one floating type of the parameters; float32 where there are none."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if len(dtypes) > 1:
+        raise GeneralistError(
+            f"the model's parameters are of several types ({', '.join(sorted(map(str, dtypes)))}): "
+            "convert them to one, for example with model.float()"
+        )
+    dtype = dtypes.pop() if dtypes else torch.float32
+    if not dtype.is_floating_point:
+        raise GeneralistError(f"the model's parameters are {dtype}: a float type is needed, as after model.float()")
+    return dtype
+
+
+def _check_logits(logits: object, num_classes: int) -> None:
+    if not isinstance(logits, Tensor):
+        raise GeneralistError(
+            f"the model gives a {type(logits).__name__}, not a tensor of logits: wrap it in a module that returns those"
+        )
+    if logits.shape != (2, num_classes):
+        raise GeneralistError(
+            f"the model gives {list(logits.shape)} for 2 images, but {num_classes} classes need [2, {num_classes}]"
+        )
+    if not logits.is_floating_point():
+        raise GeneralistError(f"the model gives {logits.dtype}: logits must be floats, not labels")
+    if not bool(logits.isfinite().all()):
+        raise GeneralistError("the model gives nan or inf on images in [0, 1]: its weights may be damaged")

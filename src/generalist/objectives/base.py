@@ -1,0 +1,175 @@
+"""The interface of a training objective.
+
+An objective answers `gradients(batch, progress)`: by default the gradients of `loss`. One that combines gradients,
+perturbs the weights, keeps a second network or remembers things per sample overrides the hooks it needs; the training
+loop never asks which objective is running.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
+from torch import Tensor, nn
+
+from generalist.attacks.pgd import AttackOptions, pgd
+from generalist.attacks.threats import Threat
+from generalist.core.errors import GeneralistError
+from generalist.core.options import Options
+from generalist.core.registry import Registry
+from generalist.core.schedule import Schedule
+from generalist.data.sets import Batch
+
+Metrics = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands. Device scalars, so that a captured iteration can be replayed with new values."""
+
+    step: Tensor
+    """Iterations done so far, int64."""
+
+    epoch: Tensor
+    """The current epoch, counted from 1, int64."""
+
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    """The current value of each of the objective's own `schedules`."""
+
+
+@dataclass(frozen=True)
+class LearnerView:
+    """What an objective may know of the learner that it serves."""
+
+    name: str
+    model: nn.Module
+    threat: Threat | None
+    attack: AttackOptions
+    seed: int
+    label_smoothing: float = 0.0
+    autocast: torch.dtype | None = None
+    """Compute type of forward passes; None: that of the weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits in at least single precision."""
+        device = x.device.type
+        with torch.autocast(device, self.autocast) if self.autocast else nullcontext():
+            logits: Tensor = self.model(x)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
+
+    def adversarial(self, batch: Batch, progress: Progress, **changes: Any) -> Tensor:
+        """The batch's images, attacked in the learner's own threat model against its current weights."""
+        assert self.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        with torch.autocast(batch.x.device.type, self.autocast) if self.autocast else nullcontext():
+            return pgd(
+                self.model,
+                batch.x,
+                batch.y,
+                threat=self.threat,
+                options=self.attack,
+                seed=self.seed,
+                purpose=f"attack/{self.name}",
+                index=batch.index,
+                step=progress.step,
+                **changes,
+            )
+
+
+class ObjectiveOptions(Options):
+    """Options of an objective; each objective extends these."""
+
+    kind: str
+    """The objective's name, or an import path `package.module:Class`."""
+
+
+class Objective:
+    """Base class. `Options` holds the settings; `learner` is set by `setup`."""
+
+    Options: ClassVar[type[ObjectiveOptions]] = ObjectiveOptions
+    adversarial: ClassVar[bool] = True
+    """Whether it needs a threat model."""
+
+    variants: ClassVar[tuple[str, ...]] = ("default",)
+    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host."""
+
+    def __init__(self, options: ObjectiveOptions) -> None:
+        self.options = options
+        self.learner: LearnerView
+
+    def setup(self, learner: LearnerView) -> None:
+        """Called once, before training."""
+        self.learner = learner
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Values of the objective's own that change during training; they arrive in `Progress.scalars`."""
+        return {}
+
+    def variant(self, step: int) -> str:
+        """Which variant iteration `step` runs."""
+        return self.variants[0]
+
+    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+        """The scalar to minimise, and detached scalars to log."""
+        raise TypeError(f"{type(self).__name__} defines neither loss nor gradients")
+
+    def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
+        """One gradient per parameter, in the order of `model.parameters()`, and scalars to log (`loss` among them)."""
+        loss, metrics = self.loss(batch, progress)
+        parameters = list(self.learner.model.parameters())
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        return filled, {"loss": loss.detach(), **metrics}
+
+    def epoch_start(self, epoch: int) -> None:
+        """Called before the first iteration of an epoch."""
+
+    def epoch_end(self, epoch: int) -> None:
+        """Called after the last iteration of an epoch, before validation."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep: tensors only."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        if state:
+            raise GeneralistError(f"the checkpoint holds state that objective {self.options.kind!r} does not have")
+
+
+OBJECTIVES: Registry[type[Objective]] = Registry("objective")
+
+
+def trust_code_of(info: ValidationInfo) -> bool:
+    """Whether the caller trusts import paths in what is being validated."""
+    return bool((info.context or {}).get("trust_code", False))
+
+
+def _parse(value: Any, info: ValidationInfo) -> Any:
+    """`trades`, or `{kind: trades, beta: 6}`, to the options of that objective."""
+    if isinstance(value, ObjectiveOptions):
+        return value
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise ValueError("give an objective's name, or a mapping with its name as `kind` and its options")
+    try:
+        objective = OBJECTIVES.get(value["kind"], trust_code=trust_code_of(info))
+    except GeneralistError as error:
+        raise ValueError(str(error)) from error
+    if not (isinstance(objective, type) and issubclass(objective, Objective)):
+        raise ValueError(f"{value['kind']!r} is not a subclass of generalist.objectives.Objective")
+    return objective.Options.model_validate(value, context=info.context)
+
+
+ObjectiveChoice = Annotated[SerializeAsAny[ObjectiveOptions], BeforeValidator(_parse)]
+"""A recipe's `objective` field."""
+
+
+def build_objective(options: ObjectiveOptions, *, trust_code: bool = False) -> Objective:
+    return OBJECTIVES.get(options.kind, trust_code=trust_code)(options)

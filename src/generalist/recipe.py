@@ -1,0 +1,231 @@
+"""Recipes: everything that a run is made of, from YAML and back.
+
+A recipe is validated as a whole before anything runs; each complaint names the field and the remedy. `style` fills in
+a whole column of the table in docs/method.md for the fields that the recipe itself leaves out.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from generalist.core.errors import RecipeError
+from generalist.core.options import Options
+from generalist.core.plain_yaml import dump_yaml, load_yaml, merge, set_field
+from generalist.core.registry import unknown_name
+from generalist.training.options import Job, Name
+
+MAX_BYTES = 1 << 20
+FRESH = "fresh"
+
+
+class StageOptions(Options):
+    """One stage: the recipe with some fields changed, and the weights it starts from."""
+
+    name: Name
+    """Its name; every stage but the last leaves its run in RUN/stages/NAME."""
+
+    start: str = FRESH
+    """`fresh` weights, the name of an earlier stage, or `RUN[@EPOCH]` of an earlier run."""
+
+    change: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the recipe that differ in this stage, nested as in the recipe. Lists are replaced whole."""
+
+
+class Recipe(Job):
+    """A whole recipe. Top levels: data, model, learners, mixing, train, validation, stages, style."""
+
+    name: str = Field(default="", max_length=200)
+    """The recipe's name; runs are named after it."""
+
+    source: str = Field(default="", max_length=2000)
+    """Where its settings come from."""
+
+    style: Literal["default", "paper", "published-code"] = "default"
+    """Which column of docs/method.md fills in what the recipe leaves out: our defaults, the papers' text, or their
+    published code."""
+
+    stages: list[StageOptions] = Field(default_factory=list)
+    """Runs that follow one another; none: the recipe is one run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_style(cls, value: Any) -> Any:
+        return apply_style(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError("stages: two stages share a name; rename one")
+        for stage in self.stages:
+            if unknown := stage.change.keys() - (Job.model_fields.keys() - {"name"}):
+                raise ValueError(f"stages: {stage.name}: `change` has no field {sorted(unknown)[0]!r}")
+        return self
+
+
+# -- styles: the columns of docs/method.md ----------------------------------------------------------------------------
+
+_EPS = {"linf": "8/255", "l2": "128/255"}
+_PUBLISHED_EPS = {"linf": 0.031, "l2": "128/255"}
+
+_PAPER: dict[str, Any] = {
+    "mixing": {
+        "gamma": {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0]},
+        "source": "raw",
+        "warmup": False,
+        "redistribution": {"reset": False},
+    },
+    "validation": {"split": "test", "images": 10_000},
+}
+_PAPER_SCHEDULE = {"fractions": [0, "1/3", 0.5, 1], "values": [1, 1, 0.1, 0.01]}
+_PAPER_NATURAL_LR = 0.1
+
+_PUBLISHED: dict[str, Any] = {
+    "mixing": {
+        "source": "averaged",
+        "counters": "truncate",
+        "redistribution": {"when": "every-iteration", "reset": False},
+    },
+    "validation": {"split": "test", "images": 10_000, "min_natural": 0.88, "steps": 10, "step": 0.007},
+}
+_PUBLISHED_STEP = 0.007
+
+
+def apply_style(raw: dict[str, Any]) -> dict[str, Any]:
+    """The raw recipe with its style's column filled in beneath what it says itself."""
+    style = raw.get("style", "default")
+    column = {"paper": _PAPER, "published-code": _PUBLISHED}.get(style, {}) if isinstance(style, str) else {}
+    filled = merge(column, raw)
+    learners = filled.get("learners")
+    if isinstance(learners, list):
+        filled["learners"] = [_style_learner(entry, style) if isinstance(entry, dict) else entry for entry in learners]
+    return filled
+
+
+def _style_learner(entry: dict[str, Any], style: str) -> dict[str, Any]:
+    threat = entry.get("threat")
+    column: dict[str, Any] = {}
+    if isinstance(threat, dict) and isinstance(threat.get("norm"), str):
+        budgets = _PUBLISHED_EPS if style == "published-code" else _EPS
+        if threat["norm"] in budgets:
+            column["threat"] = {"eps": budgets[threat["norm"]]}
+        if style == "published-code" and threat["norm"] == "linf":
+            column["attack"] = {"step": _PUBLISHED_STEP}
+    if style == "paper":
+        column["schedule"] = _PAPER_SCHEDULE
+        if threat is None:
+            column["optimizer"] = {"lr": _PAPER_NATURAL_LR}
+    if style == "published-code":
+        column["averaging"] = {"decay": 0.999, "warmup": True}
+    if "schedule" in entry:
+        column.pop("schedule", None)  # breakpoints and values belong together
+    return merge(column, entry)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def load_recipe(
+    recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Iterable[str] = (), trust_code: bool = False
+) -> Recipe:
+    """A recipe from a shipped name, a YAML file, a mapping or itself, with `a.b.0.c=value` overrides."""
+    if isinstance(recipe, Recipe):
+        raw: dict[str, Any] = recipe.model_dump(mode="json")
+    elif isinstance(recipe, Mapping):
+        raw = dict(recipe)
+    else:
+        raw = _read(recipe)
+    raw = copy.deepcopy(raw)
+    for override in overrides:
+        set_field(raw, override, resolved=lambda: _resolved(raw, trust_code=trust_code))
+    return parse(raw, trust_code=trust_code)
+
+
+def _resolved(raw: Mapping[str, Any], *, trust_code: bool) -> Any:
+    """Every field of what the recipe says so far; nothing where it is not complete yet."""
+    try:
+        return parse(raw, trust_code=trust_code).model_dump(mode="json")
+    except RecipeError:
+        return None
+
+
+def parse(raw: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
+    """Validate a raw recipe; the first complaint is raised as a RecipeError."""
+    try:
+        return Recipe.model_validate(dict(raw), context={"trust_code": trust_code})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RecipeError(*_explain(first["loc"], first)) from None
+
+
+def _explain(location: tuple[int | str, ...], error: Mapping[str, Any]) -> tuple[str, str]:
+    # pydantic appends the branch of a union to the path (`float`, `literal['lead']`): not words of the recipe.
+    words = [str(part) for part in location if isinstance(part, int) or re.fullmatch(r"[A-Za-z_][\w-]*", part)]
+    while words and words[-1] in {"float", "str", "int", "bool", "constrained-float", "constrained-str"}:
+        words.pop()
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "unknown field; docs/recipes.md lists the fields"
+    elif error["type"] == "missing":
+        message = "required, but missing; add it"
+    elif error["type"] != "value_error" and not isinstance(error.get("input"), dict | list):
+        message = f"{message} (got {str(error.get('input'))[:80]!r})"
+    return ".".join(words), message
+
+
+def shipped_names() -> list[str]:
+    """The recipes that come with the package."""
+    files = resources.files("generalist").joinpath("recipes").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def shipped_text(name: str) -> str:
+    """The YAML text of a shipped recipe."""
+    if name not in shipped_names():
+        raise RecipeError("", unknown_name("recipe", name, shipped_names()))
+    return resources.files("generalist").joinpath("recipes", f"{name}.yaml").read_text()
+
+
+def _read(where: str | Path) -> dict[str, Any]:
+    path = Path(where)
+    if str(where) in shipped_names():
+        raw = parse_yaml(shipped_text(str(where)), str(where))
+        return {"name": str(where), **raw}
+    if not path.is_file():
+        raise RecipeError("", f"{unknown_name('recipe', str(where), shipped_names())}; nor is it a file")
+    if path.stat().st_size > MAX_BYTES:
+        raise RecipeError("", f"{path} is larger than {MAX_BYTES} bytes: that is no recipe")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError("", f"{path} cannot be read as text: {error}") from None
+    return {"name": path.stem[:200], **parse_yaml(text, str(path))}
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """The raw recipe that `text` says."""
+    raw = load_yaml(text, where)
+    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+        raise RecipeError("", f"{where} must be a mapping with the top levels data, model, learners, ...")
+    return raw
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The resolved recipe: every field, in the order of the documentation."""
+    return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
+    """The recipe of one stage."""
+    raw = merge(recipe.model_dump(mode="json"), stage.change)
+    return parse({**raw, "stages": []}, trust_code=trust_code)

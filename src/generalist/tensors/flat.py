@@ -1,0 +1,142 @@
+"""A module's weights and BatchNorm buffers as views of one vector.
+
+Averaging, mixing and redistribution are then one pass over one vector instead of a loop over sixty tensors, and two
+modules of the same architecture are copied, compared or added as plain vectors of equal layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from generalist.core.errors import GeneralistError
+
+# cuDNN and vectorised kernels want aligned pointers: an unaligned train-mode BatchNorm dies with
+# "misaligned address".
+_ALIGNMENT_BYTES = 128
+
+COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies in the vector."""
+
+    name: str
+    offset: int
+    shape: torch.Size
+    channels_last: bool
+
+    def view(self, vector: Tensor) -> Tensor:
+        """This tensor as a view of any vector of the same layout."""
+        segment = vector[self.offset : self.offset + self.shape.numel()]
+        if not self.channels_last:
+            return segment.view(self.shape)
+        out, channels, height, width = self.shape
+        return segment.view(out, height, width, channels).permute(0, 3, 1, 2)
+
+
+class Flat:
+    """One module, stored flat: `vector` = parameters, then float buffers; `counters` = BatchNorm's step counts.
+
+    Other buffers (index tables, masks) are constants of the architecture and stay where they are.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())  # a tied parameter is named once
+        buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
+        counters = [b for name, b in module.named_buffers() if name.rpartition(".")[2] == COUNTER]
+        _check_one_dtype(parameters + buffers)
+        self.slots, self.parameter_size = _lay_out(parameters)
+        buffer_slots, self.size = _lay_out(buffers, start=self.parameter_size)
+        self.parameter_slots = list(self.slots)
+        self.slots += buffer_slots
+        sample = parameters[0][1]
+        self.vector = torch.zeros(self.size, dtype=sample.dtype, device=sample.device)
+        self.counters = torch.zeros(len(counters), dtype=torch.int64, device=sample.device)
+        with torch.no_grad():
+            for slot, (_, tensor) in zip(self.slots, parameters + buffers, strict=True):
+                view = slot.view(self.vector)
+                view.copy_(tensor)
+                tensor.data = view
+            for i, counter in enumerate(counters):
+                self.counters[i] = counter
+                counter.data = self.counters[i]
+
+    @property
+    def parameters(self) -> Tensor:
+        """The part of the vector that is trained."""
+        return self.vector[: self.parameter_size]
+
+    @torch.no_grad()
+    def load(self, vector: Tensor, counters: Tensor) -> None:
+        self.vector.copy_(vector)
+        self.counters.copy_(counters)
+
+    def gather_gradients(self, gradients: list[Tensor], into: Tensor) -> None:
+        """Write one gradient per parameter into a vector of the parameters' layout."""
+        torch._foreach_copy_([slot.view(into) for slot in self.parameter_slots], gradients)
+
+    def state_dict(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
+        """The module's state dict (contiguous copies on the CPU), with another vector's values where one is given."""
+        vector = self.vector if vector is None else vector
+        counters = self.counters if counters is None else counters
+        state = {name: t.detach().cpu().contiguous().clone() for name, t in self.module.state_dict().items()}
+        for slot in self.slots:
+            if slot.name in state:  # non-persistent buffers are not part of a state dict
+                state[slot.name] = slot.view(vector).detach().cpu().contiguous().clone()
+        names = [name for name in state if name.rpartition(".")[2] == COUNTER]
+        for name, count in zip(names, counters.tolist(), strict=True):
+            state[name] = torch.tensor(count, dtype=torch.int64)
+        return state
+
+    @torch.no_grad()
+    def read(self, state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A state dict as (vector, counters) of this layout. Shapes are checked; dtypes are converted."""
+        vector, counters = self.vector.clone(), self.counters.clone()
+        expected = self.module.state_dict()
+        missing, unknown = expected.keys() - state.keys(), state.keys() - expected.keys()
+        if missing or unknown:
+            name = sorted(missing or unknown)[0]
+            raise GeneralistError(
+                f"the weights do not fit this architecture: {'missing' if missing else 'unexpected'} tensor {name!r}"
+            )
+        for slot in self.slots:
+            if slot.name not in expected:
+                continue
+            if state[slot.name].shape != slot.shape:
+                raise GeneralistError(
+                    f"the weights do not fit this architecture: {slot.name!r} has shape "
+                    f"{tuple(state[slot.name].shape)}, expected {tuple(slot.shape)}"
+                )
+            slot.view(vector).copy_(state[slot.name])
+        for i, name in enumerate(name for name in expected if name.rpartition(".")[2] == COUNTER):
+            counters[i] = int(state[name])
+        return vector, counters
+
+
+def _lay_out(tensors: list[tuple[str, Tensor]], start: int = 0) -> tuple[list[Slot], int]:
+    slots, offset = [], start
+    for name, tensor in tensors:
+        channels_last = tensor.dim() == 4 and (
+            tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+        )
+        slots.append(Slot(name, offset, tensor.shape, channels_last))
+        step = max(1, _ALIGNMENT_BYTES // tensor.element_size())
+        offset += -(-tensor.numel() // step) * step
+    return slots, offset
+
+
+def _check_one_dtype(tensors: list[tuple[str, Tensor]]) -> None:
+    if not tensors:
+        raise GeneralistError("the model has no parameters to train")
+    dtype = tensors[0][1].dtype
+    for name, tensor in tensors:
+        if tensor.dtype != dtype:
+            raise GeneralistError(
+                f"the model mixes dtypes: {name!r} is {tensor.dtype}, the first tensor {dtype}; convert it to one"
+            )

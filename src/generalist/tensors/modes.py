@@ -1,0 +1,57 @@
+"""Borrow a network for a while and give it back as it was: its modes, its gradient flags, its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def frozen(model: nn.Module, *, training: bool | None = False) -> Iterator[None]:
+    """Hold the parameters of `model` constant: no gradient reaches them, and its state afterwards is its state before.
+
+    `training` is the mode meanwhile: False for eval, True for train, None for whatever each module is in. Unless the
+    mode is eval, forwards write to copies of the buffers (BatchNorm's running statistics and counters), which are
+    then dropped. Nothing waits for the device, so this may run inside a CUDA graph capture.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    buffers = [] if training is False else _buffers(model)
+    try:
+        _lend_copies(buffers)
+        if training is not None:
+            model.train(training)
+        for parameter, _ in flags:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        # One flag at a time: `model.train()` would also switch on the modules that their owner keeps in eval mode.
+        for module, mode in modes:
+            module.training = mode
+        for owner, name, buffer in buffers:
+            owner._buffers[name] = buffer
+
+
+def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Every place in which a buffer is registered; a shared buffer has several."""
+    return [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+def _lend_copies(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
+    """Put a copy in the place of each buffer.
+
+    Copying back instead would write to the originals, which autograd counts as a change: a backward pass of a forward
+    made before the loan would then be refused.
+    """
+    copies: dict[int, Tensor] = {}
+    for owner, name, buffer in buffers:
+        owner._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())

@@ -1,0 +1,114 @@
+"""Weights files: the global learner's, and snapshots of every learner that mixing and branching start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from generalist.core.errors import RunError
+from generalist.core.files import atomic_write
+from generalist.core.run import RunDirectory
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.learner import Learner
+from generalist.training.validation import GLOBAL
+
+AVERAGE = ".average"
+
+
+def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *, half: bool = False) -> None:
+    """A safetensors file; `about` travels in its header."""
+    if half:
+        state = {name: t.half() if t.is_floating_point() else t for name, t in state.items()}
+    data = to_bytes(state, metadata={"generalist": json.dumps(about)})
+    atomic_write(path, lambda stream: _write(stream, data))
+
+
+def _write(stream: Any, data: bytes) -> None:
+    stream.write(data)
+
+
+def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(state dict, what its header says of it). A file of another origin has an empty header."""
+    if not path.is_file():
+        raise RunError(f"there is no weights file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("generalist", "{}"))
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
+    except (SafetensorError, ValueError, OSError) as error:
+        raise RunError(f"{path} is not a whole safetensors file: {error}") from error
+    if not isinstance(about, dict):
+        raise RunError(f"{path} has a damaged header")
+    return state, about
+
+
+def save_snapshot(
+    run: RunDirectory,
+    epoch: int,
+    learners: Sequence[Learner],
+    global_learner: GlobalLearner,
+    about: dict[str, Any],
+    *,
+    half: bool,
+) -> None:
+    """Every learner, its average, and last the global learner: a snapshot with that one is whole."""
+    folder = run.snapshots / str(epoch)
+    for learner in learners:
+        save_weights(folder / f"{learner.name}.safetensors", learner.flat.state_dict(), about, half=half)
+        if learner.average:
+            state = learner.flat.state_dict(learner.average.vector, learner.average.counters)
+            save_weights(folder / f"{learner.name}{AVERAGE}.safetensors", state, about, half=half)
+    state = learners[0].flat.state_dict(global_learner.vector, global_learner.counters)
+    save_weights(folder / f"{GLOBAL}.safetensors", state, about, half=half)
+
+
+def split_run_name(text: str) -> tuple[RunDirectory, int | None]:
+    """`RUN` or `RUN@EPOCH`."""
+    path, at, epoch = text.rpartition("@")
+    if at and epoch.isdecimal() and path:
+        return RunDirectory(Path(path)).require(), int(epoch)
+    return RunDirectory(Path(text)).require(), None
+
+
+def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
+    """The weights files of `RUN[@EPOCH]` for the global learner and for `names`, where they are kept.
+
+    A learner that the other run does not have starts from its global learner.
+    """
+    run, epoch = split_run_name(text)
+    epochs = [e for e in run.snapshot_epochs() if (run.snapshots / str(e) / f"{GLOBAL}.safetensors").is_file()]
+    if epoch is not None and epoch not in epochs:
+        kept = ", ".join(map(str, epochs)) or "none"
+        raise RunError(f"{run.path} has no snapshot of epoch {epoch}; kept: {kept} (see train.snapshots.every)")
+    if not epochs:
+        path = run.last if run.last.is_file() else run.model
+        if not path.is_file():
+            raise RunError(f"{run.path} has neither snapshots nor weights to start from")
+        return {GLOBAL: path}
+    folder = run.snapshots / str(epoch if epoch is not None else epochs[-1])
+    wanted = [GLOBAL, *names, *(name + AVERAGE for name in names)]
+    return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
+
+
+@torch.no_grad()
+def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
+    """Load weights into learners and global learner; momenta stay zero."""
+    vector, counters = learners[0].flat.read(load_weights(files[GLOBAL])[0])
+    global_learner.vector.copy_(vector)
+    global_learner.counters.copy_(counters)
+    for learner in learners:
+        own = files.get(learner.name)
+        learner.flat.load(*(learner.flat.read(load_weights(own)[0]) if own else (vector, counters)))
+        if learner.average:
+            learner.average.restart(learner.flat)
+            if average := files.get(learner.name + AVERAGE):
+                values, counts = learner.flat.read(load_weights(average)[0])
+                learner.average.vector.copy_(values)
+                learner.average.counters.copy_(counts)

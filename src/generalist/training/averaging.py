@@ -1,0 +1,46 @@
+"""Exponential averages of flat weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from generalist.tensors.flat import Flat
+from generalist.training.options import AveragingOptions
+
+
+def warm_decay(count: Tensor, decay: float, *, warmup: bool) -> Tensor:
+    """The share of the old average kept at iteration `count`, counted from 0."""
+    full = torch.full_like(count, decay)
+    return torch.minimum(full, (count + 1) / (count + 10)) if warmup else full
+
+
+def truncated_mean(old: Tensor, new: Tensor, decay: Tensor) -> Tensor:
+    """An integer average as copying floats into an integer tensor makes it."""
+    return (decay * old + (1 - decay) * new).to(torch.int64)
+
+
+class Average:
+    """One learner's own average of its weights and BatchNorm statistics."""
+
+    def __init__(self, flat: Flat, options: AveragingOptions, *, counters: str = "copy") -> None:
+        self.options = options
+        self.truncate = counters == "truncate"
+        self.vector = flat.vector.clone()
+        self.counters = flat.counters.clone()
+        self.count = torch.zeros((), dtype=torch.float64, device=flat.vector.device)
+
+    def update(self, flat: Flat) -> None:
+        decay = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
+        self.vector.lerp_(flat.vector, (1 - decay).to(self.vector.dtype))
+        new = truncated_mean(self.counters, flat.counters, decay) if self.truncate else flat.counters
+        self.counters.copy_(new)
+        self.count.add_(1)
+
+    def restart(self, flat: Flat) -> None:
+        self.vector.copy_(flat.vector)
+        self.counters.copy_(flat.counters)
+        self.count.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weights": self.vector, "counters": self.counters, "count": self.count}

@@ -1,0 +1,109 @@
+"""Checkpoints that survive anything: atomic, checksummed, plain tensors, the last two kept.
+
+A checkpoint is a torch file of tensors and plain values (`weights_only=True` loads it) and beside it its SHA-256. The
+checksum is written first, the rename of the data makes the checkpoint exist.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from generalist.core.errors import RunError
+from generalist.core.files import atomic_write, clear_write_errors, sha256, write_text
+from generalist.core.run import RunDirectory
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d{9})\.pt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Named tensors, and plain values that JSON can hold."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2) -> Path:
+    """Write one, then remove all but the newest `keep`."""
+    path = run.checkpoints / f"step-{step:09d}.pt"
+    content = {"format": FORMAT, "tensors": checkpoint.tensors, "values": json.dumps(checkpoint.values)}
+    hidden = path.with_suffix(".new")
+
+    def write(stream: BinaryIO) -> None:
+        torch.save(content, stream)
+
+    try:
+        digest = atomic_write(hidden, write)
+        write_text(path.with_suffix(".sha256"), digest + "\n")
+        with clear_write_errors(path):
+            hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+    for old in _found(run)[keep:]:
+        old.unlink(missing_ok=True)
+        old.with_suffix(".sha256").unlink(missing_ok=True)
+    return path
+
+
+def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none."""
+    paths = _found(run)
+    for path in paths:
+        try:
+            return _read(path)
+        except RunError as error:
+            warn(f"{error}; falling back to the checkpoint before it")
+    if paths:
+        raise RunError(f"no checkpoint in {run.checkpoints} is whole; train anew with another --out")
+    return None
+
+
+def _found(run: RunDirectory) -> list[Path]:
+    """Newest first."""
+    if not run.checkpoints.is_dir():
+        return []
+    return sorted((p for p in run.checkpoints.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    checksum = path.with_suffix(".sha256")
+    if not checksum.is_file() or checksum.read_text(errors="replace").strip() != sha256(path):
+        raise RunError(f"{path} is damaged: its checksum does not match")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["format"] != FORMAT:
+            raise RunError(f"{path} has format {content['format']!r}; this version reads {FORMAT}")
+        tensors, values = content["tensors"], json.loads(content["values"])
+    except RunError:
+        raise
+    except Exception as error:  # a crafted file can fail in any way; none of them may end in a traceback
+        raise RunError(f"{path} cannot be read: {type(error).__name__}") from error
+    if not isinstance(values, dict) or not isinstance(tensors, dict):
+        raise RunError(f"{path} cannot be read: not a checkpoint")
+    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise RunError(f"{path} cannot be read: not a checkpoint")
+    return Checkpoint(tensors=tensors, values=values)
+
+
+@torch.no_grad()
+def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Copy saved tensors into live ones of the same names and shapes."""
+    if live.keys() != saved.keys():
+        name = sorted(live.keys() ^ saved.keys())[0]
+        raise RunError(f"the checkpoint does not fit the recipe: {name!r} is in only one of them")
+    for name, tensor in live.items():
+        if tensor.shape != saved[name].shape:
+            raise RunError(
+                f"the checkpoint does not fit the recipe: {name!r} has shape {tuple(saved[name].shape)}, "
+                f"expected {tuple(tensor.shape)}"
+            )
+        tensor.copy_(saved[name])

@@ -1,0 +1,56 @@
+"""The global learner: an average over time of the learners' mixed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generalist.training.averaging import truncated_mean, warm_decay
+from generalist.training.learner import Learner
+from generalist.training.options import MixingOptions, lead_index
+
+
+class GlobalLearner:
+    """State: the flat weights, the counters and the number of updates."""
+
+    def __init__(self, learners: Sequence[Learner], options: MixingOptions) -> None:
+        self.options = options
+        self.lead = lead_index(options, [learner.options for learner in learners])
+        self.vector = learners[0].flat.vector.clone()
+        self.counters = learners[0].flat.counters.clone()
+        self.count = torch.zeros((), dtype=torch.float64, device=self.vector.device)
+
+    @torch.no_grad()
+    def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
+        """theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a; `gammas` is a device vector."""
+        decay = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
+        weights = ((1 - decay) * gammas).to(self.vector.dtype)
+        sources = [learner.source(self.options.source) for learner in learners]
+        self.vector.mul_(decay.to(self.vector.dtype))
+        for (vector, _), weight in zip(sources, weights, strict=True):
+            self.vector.addcmul_(vector, weight)
+        if self.options.counters == "truncate":
+            mixed = sum((gammas[a] * counters for a, (_, counters) in enumerate(sources)), torch.zeros_like(gammas[0]))
+            self.counters.copy_(truncated_mean(self.counters, mixed, decay))
+        else:
+            self.counters.copy_(sources[self.lead][1])
+        self.count.add_(1)
+
+    def redistribute(self, learners: Sequence[Learner]) -> None:
+        """Every learner restarts from the global one."""
+        for learner in learners:
+            learner.receive(self.vector, self.counters, reset=self.options.redistribution.reset)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"weights": self.vector, "counters": self.counters, "count": self.count}
+
+
+@torch.no_grad()
+def mix(vectors: Sequence[Tensor], gammas: Sequence[float]) -> Tensor:
+    """sum_a gamma_a theta_a, without averaging over time."""
+    mixed = torch.zeros_like(vectors[0])
+    for vector, gamma in zip(vectors, gammas, strict=True):
+        mixed.add_(vector, alpha=gamma)
+    return mixed

@@ -1,0 +1,97 @@
+"""A base learner: one network, one objective, one optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from generalist.attacks.threats import Threat
+from generalist.data.augment import AugmentOptions, cut_out, draw
+from generalist.data.sets import Batch
+from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
+from generalist.tensors.flat import Flat
+from generalist.training.averaging import Average
+from generalist.training.optimizers import build_optimizer
+from generalist.training.options import LearnerOptions
+
+
+class Learner:
+    """State: weights (flat), gradient, the optimizer's vectors and, where asked for, an average."""
+
+    def __init__(
+        self,
+        options: LearnerOptions,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        seed: int,
+        autocast: torch.dtype | None = None,
+        counters: str = "copy",
+    ) -> None:
+        self.options = options
+        self.name = options.name
+        self.model = model
+        self.seed = seed
+        self.flat = Flat(model)
+        self.gradient = torch.zeros_like(self.flat.parameters)
+        self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)
+        self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
+        self.threat: Threat | None = options.threat.build() if options.threat else None
+        self.objective = objective
+        objective.setup(
+            LearnerView(
+                name=self.name,
+                model=model,
+                threat=self.threat,
+                attack=options.attack,
+                seed=seed,
+                label_smoothing=options.label_smoothing,
+                autocast=autocast,
+            )
+        )
+
+    def step(self, batch: Batch, progress: Progress, lr: Tensor) -> Metrics:
+        """One optimizer step on the learner's own task."""
+        self.model.train()
+        gradients, metrics = self.objective.gradients(self._augmented(batch, progress), progress)
+        with torch.no_grad():
+            self.flat.gather_gradients(gradients, self.gradient)
+            self.optimizer.step(self.flat.parameters, self.gradient, lr)
+            if self.average:
+                self.average.update(self.flat)
+        return metrics
+
+    def _augmented(self, batch: Batch, progress: Progress) -> Batch:
+        """The shared batch, with this learner's own cutout where it has one."""
+        side = self.options.cutout
+        if not side:
+            return batch
+        height, width = batch.x.shape[-2:]
+        options = AugmentOptions(crop=0, flip=False, cutout=side)
+        drawn = draw(batch.index, height=height, width=width, epoch=progress.epoch, seed=self.seed + 1, options=options)
+        return replace(batch, x=cut_out(batch.x, drawn, side=side))
+
+    def source(self, kind: str) -> tuple[Tensor, Tensor]:
+        """What this learner gives to the mix, (vector, counters): its raw weights or its average."""
+        if kind == "averaged" and self.average:
+            return self.average.vector, self.average.counters
+        return self.flat.vector, self.flat.counters
+
+    @torch.no_grad()
+    def receive(self, vector: Tensor, counters: Tensor, *, reset: bool) -> None:
+        """Take over the global learner's weights; forget momenta and average where `reset`."""
+        self.flat.load(vector, counters)
+        if reset:
+            self.optimizer.reset()
+            if self.average:
+                self.average.restart(self.flat)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint keeps, by name; the live tensors, not copies."""
+        state = {"weights": self.flat.vector, "counters": self.flat.counters}
+        state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state.items()}
+        if self.average:
+            state |= {f"average.{name}": tensor for name, tensor in self.average.state().items()}
+        return state

@@ -1,0 +1,316 @@
+"""The training loop: epochs, what happens at their ends, checkpoints and resume."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from generalist._version import __version__
+from generalist.core.errors import InterruptedRunError
+from generalist.core.files import clear_write_errors
+from generalist.core.run import RunDirectory
+from generalist.data.options import Splits
+from generalist.data.sampler import epoch_batches
+from generalist.data.sets import Images, ImageSet, join
+from generalist.models import build_model, check_model
+from generalist.objectives.base import build_objective
+from generalist.training import checkpoint as checkpoints
+from generalist.training.artefacts import save_snapshot, save_weights, start_from
+from generalist.training.engine import EagerEngine
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.learner import Learner
+from generalist.training.measures import Regret
+from generalist.training.options import Job
+from generalist.training.signals import StopRequest, stop_requests
+from generalist.training.validation import Validation, Validator, validation_indices
+
+TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
+
+
+@dataclass
+class Listener:
+    """What a caller may follow: text for the user, each iteration, each epoch's record."""
+
+    say: Callable[[str], None] = lambda text: None
+    iteration: Callable[[int, int], None] = lambda done, total: None
+    epoch: Callable[[dict[str, Any]], None] = lambda record: None
+
+
+class Trainer:
+    """One training run. `run` trains to the end, from the newest checkpoint where there is one."""
+
+    def __init__(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        splits: Splits,
+        *,
+        device: torch.device,
+        trust_code: bool = False,
+        listener: Listener | None = None,
+    ) -> None:
+        self.job, self.directory, self.device = job, directory, device
+        self.listener = listener or Listener()
+        images, held, self.train_index = validation_indices(job, splits)
+        self.validator = Validator(job, images.to(device), held)
+        self.train_images, self.extra_index = _with_extra(splits)
+        self.train_images = self.train_images.to(device)
+        self.learners = self._build_learners(trust_code=trust_code)
+        self.global_learner = GlobalLearner(self.learners, job.mixing)
+        self.engine = EagerEngine(job, self.learners, self.global_learner)
+        self.steps_per_epoch = len(self._batches(1))
+        self.step = job.train.start_epoch * self.steps_per_epoch
+        self.regret = Regret()
+        self.best: dict[str, Any] = {}
+        self.metrics_bytes = 0
+
+    # -- building ---------------------------------------------------------------------------------------------------
+
+    def _build_learners(self, *, trust_code: bool) -> list[Learner]:
+        job, images = self.job, self.train_images
+        model = build_model(
+            job.model, num_classes=len(images.classes), shape=images.shape, seed=job.train.seed, trust_code=trust_code
+        )
+        dtype = torch.float64 if job.train.precision == "fp64" else torch.float32
+        model = model.to(self.device, dtype)
+        if job.train.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        check_model(model, images.shape, len(images.classes), self.device)
+        autocast = torch.bfloat16 if job.train.precision == "bf16" else None
+        return [
+            Learner(
+                options,
+                copy.deepcopy(model),
+                build_objective(options.objective, trust_code=trust_code),
+                seed=job.train.seed,
+                autocast=autocast,
+                counters=job.mixing.counters,
+            )
+            for options in job.learners
+        ]
+
+    def start_from(self, files: dict[str, Path]) -> None:
+        """Begin from other weights than fresh ones."""
+        start_from(files, self.learners, self.global_learner)
+
+    def _batches(self, epoch: int) -> list[Tensor]:
+        train = self.job.train
+        extra = self.job.data.extra
+        return epoch_batches(
+            self.train_index,
+            extra_index=self.extra_index,
+            ratio=extra.ratio if extra else 0.0,
+            batch_size=train.batch_size,
+            seed=train.seed,
+            epoch=epoch,
+            last=train.last_batch,
+        )
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the last epoch."""
+        with stop_requests() as request:
+            self._saved_at = time.monotonic()
+            while self.step < self.job.train.epochs * self.steps_per_epoch:
+                self._epoch(self.step // self.steps_per_epoch + 1, request)
+        self._save_model(self.directory.last, epoch=self.job.train.epochs)
+
+    def _epoch(self, epoch: int, request: StopRequest) -> None:
+        train, redistribution = self.job.train, self.job.mixing.redistribution
+        done = self.step % self.steps_per_epoch
+        if done == 0:
+            for learner in self.learners:
+                learner.objective.epoch_start(epoch)
+        batches = self._batches(epoch)[done:]
+        every_iteration = redistribution.when == "every-iteration" and redistribution.due(epoch, train.epochs)
+        started, first = time.monotonic(), self.step
+        feed = self.engine.feed(
+            self.train_images, batches, epoch=epoch, seed=train.seed, options=self.job.data.augmentation
+        )
+        for item in feed:
+            self.engine.set_progress(step=self.step, epoch=epoch, position=self.step / self.steps_per_epoch)
+            self.engine.iteration(item)
+            if every_iteration:
+                self.global_learner.redistribute(self.learners)
+            self.step += 1
+            self.listener.iteration(self.step, train.epochs * self.steps_per_epoch)
+            self._between_iterations(request, epoch)
+        self._end_epoch(epoch, images=(self.step - first) * train.batch_size, seconds=time.monotonic() - started)
+
+    def _between_iterations(self, request: StopRequest, epoch: int) -> None:
+        """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
+        if self.device.type == "cpu" or self.step % 50 == 0:
+            self.engine.check_finite()
+        if self.step % self.steps_per_epoch == 0 and request.received is None:
+            return  # the epoch's end comes first; its checkpoint is better
+        if request.received is not None:
+            self.checkpoint()
+            raise InterruptedRunError(
+                f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
+                request.received,
+            )
+        if time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes:
+            self.checkpoint()
+
+    def _end_epoch(self, epoch: int, *, images: int, seconds: float) -> None:
+        """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""
+        train, last = self.job.train, epoch == self.job.train.epochs
+        self.engine.check_finite()
+        for learner in self.learners:
+            learner.objective.epoch_end(epoch)
+        gammas = self.engine.gammas.tolist()
+        record = self._record(epoch, gammas, images=images, seconds=seconds)
+        if last or epoch % self.job.validation.every == 0:
+            record |= self._validate(epoch, gammas)
+        redistribution = self.job.mixing.redistribution
+        due = redistribution.when == "epoch-end" and redistribution.due(epoch, train.epochs)
+        first = redistribution.due(epoch, train.epochs) and not any(
+            redistribution.due(earlier, train.epochs) for earlier in range(1, epoch)
+        )
+        if last or first or (train.snapshots.every and epoch % train.snapshots.every == 0):
+            self._snapshot(epoch)
+        if due:
+            self.global_learner.redistribute(self.learners)
+        record["redistributed"] = redistribution.due(epoch, train.epochs)
+        self._log(record)
+        if last or epoch % train.checkpoint_epochs == 0:
+            self.checkpoint()
+
+    # -- what is measured and kept ----------------------------------------------------------------------------------
+
+    def _record(self, epoch: int, gammas: list[float], *, images: int, seconds: float) -> dict[str, Any]:
+        names = [learner.name for learner in self.learners]
+        return {
+            "epoch": epoch,
+            "step": self.step,
+            "train": self.engine.take_means(),
+            "lr": dict(zip(names, self.engine.lr.tolist(), strict=True)),
+            "gamma": dict(zip(names, gammas, strict=True)),
+            "images_per_second": round(images / max(seconds, 1e-9), 1),
+        }
+
+    def _validate(self, epoch: int, gammas: list[float]) -> dict[str, Any]:
+        found: Validation = self.validator(self.learners, self.global_learner, gammas)
+        self.regret.add(found.task_loss)
+        score = found.score(self.job.validation)
+        rule = self.job.validation.rule
+        if not self.best or rule == "last" or score > self.best["score"]:
+            self.best = {"epoch": epoch, "score": score, "accuracy": found.accuracy["global"]}
+            self._save_model(self.directory.model, epoch=epoch)
+        record = {
+            "validation": found.record(),
+            "task_loss": found.task_loss,
+            "regret": self.regret.value(),
+            "regret_rounds": self.regret.rounds(),
+            "best_epoch": self.best["epoch"],
+        }
+        if self.job.validation.split == "test":
+            record["warning"] = TEST_SELECTION
+        return record
+
+    def _about(self, epoch: int) -> dict[str, Any]:
+        """What a weights file says of itself: enough to build the network again."""
+        images = self.train_images
+        about = {
+            "version": __version__,
+            "epoch": epoch,
+            "model": self.job.model.model_dump(mode="json"),
+            "classes": images.classes,
+            "shape": list(images.shape),
+        }
+        if self.job.validation.split == "test":
+            about["warning"] = TEST_SELECTION
+        return about
+
+    def _save_model(self, path: Path, *, epoch: int) -> None:
+        flat = self.learners[0].flat
+        state = flat.state_dict(self.global_learner.vector, self.global_learner.counters)
+        save_weights(path, state, self._about(epoch))
+
+    def _snapshot(self, epoch: int) -> None:
+        half = self.job.train.snapshots.dtype == "fp16"
+        save_snapshot(self.directory, epoch, self.learners, self.global_learner, self._about(epoch), half=half)
+
+    def _log(self, record: dict[str, Any]) -> None:
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
+            stream.write(line)
+        self.metrics_bytes += len(line)
+        self.listener.epoch(record)
+
+    # -- checkpoint and resume --------------------------------------------------------------------------------------
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that determines the rest of the run, by name."""
+        live = {f"global.{name}": tensor for name, tensor in self.global_learner.state().items()}
+        for learner in self.learners:
+            live |= {f"learner.{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
+        return live
+
+    def state_bytes(self) -> int:
+        """Bytes of the training state, gradients included."""
+        tensors = [*self.live_tensors().values(), *(learner.gradient for learner in self.learners)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def checkpoint(self) -> None:
+        """Write one, unless a loss has stopped being finite."""
+        self.engine.check_finite()
+        tensors = {f"live.{name}": tensor.cpu() for name, tensor in self.live_tensors().items()}
+        tensors |= {f"sums.{name}": tensor.cpu() for name, tensor in self.engine.sums.items()}
+        for learner in self.learners:
+            state = learner.objective.state_dict()
+            tensors |= {f"objective.{learner.name}.{name}": tensor.cpu() for name, tensor in state.items()}
+        values = {
+            "step": self.step,
+            "iterations": self.engine.iterations,
+            "best": self.best,
+            "regret": self.regret.history,
+            "metrics_bytes": self.metrics_bytes,
+        }
+        checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values), step=self.step)
+        self._saved_at = time.monotonic()
+
+    def resume(self) -> bool:
+        """Continue from the newest whole checkpoint; False where there is none."""
+        found = checkpoints.load_newest(self.directory, warn=self.listener.say)
+        if found is None:
+            self._truncate_metrics()
+            return False
+        checkpoints.restore(self.live_tensors(), _under("live.", found.tensors))
+        sums = _under("sums.", found.tensors)
+        self.engine.sums = {name: tensor.to(self.device) for name, tensor in sums.items()}
+        for learner in self.learners:
+            learner.objective.load_state_dict(_under(f"objective.{learner.name}.", found.tensors))
+        self.step = int(found.values["step"])
+        self.engine.iterations = int(found.values["iterations"])
+        self.best = dict(found.values["best"])
+        self.regret = Regret(found.values["regret"])
+        self.metrics_bytes = int(found.values["metrics_bytes"])
+        self._truncate_metrics()
+        return True
+
+    def _truncate_metrics(self) -> None:
+        """Forget lines that were logged after the checkpoint: their epochs are run again."""
+        with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
+            stream.truncate(self.metrics_bytes)
+
+
+def _with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
+    """The training images with the extra ones behind them, and the indices of those."""
+    if splits.extra is None:
+        return splits.train, None
+    assert isinstance(splits.train, ImageSet), "the recipe's check allows extra images in memory only"
+    return join(splits.train, splits.extra), len(splits.train) + torch.arange(len(splits.extra))
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,406 @@
+"""The options of training: learners, mixing, the loop, validation.
+
+Defaults are the best setting known. Where the papers or their published code differ, the field says how; a recipe's
+`style` sets a whole column at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from generalist.attacks.pgd import AttackOptions
+from generalist.attacks.threats import ThreatOptions
+from generalist.core.options import Number, Options, parse_number
+from generalist.core.schedule import Schedule
+from generalist.data.options import DataOptions
+from generalist.models import ModelOptions
+from generalist.objectives import OBJECTIVES, ObjectiveChoice
+
+Positive = Annotated[Number, Field(gt=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Decay = Annotated[Number, Field(ge=0, lt=1)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+
+LEAD: Literal["lead"] = "lead"
+
+
+class OptimizerOptions(Options):
+    """How a learner's weights follow its gradients."""
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    """`sgd` (with momentum), `adam` or `adamw`. The papers' ablation uses Adam at a learning rate of 1e-4."""
+
+    lr: Annotated[Positive | Literal["lead"], BeforeValidator(parse_number)] = LEAD
+    """Initial learning rate, or `lead`: that of the lead learner (`mixing.lead`). Papers: 0.1 for the natural
+    learner; the published code overwrites that with the adversarial learner's; ours: equal."""
+
+    momentum: Decay = 0.9
+    """SGD's momentum."""
+
+    nesterov: bool = False
+    """Nesterov's form of SGD's momentum."""
+
+    betas: list[Decay] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    """Adam's decay rates of the first and second moment."""
+
+    adam_eps: Positive = 1e-8
+    """Added to Adam's denominator."""
+
+    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    """L2 penalty on every parameter (decoupled for adamw). Papers: 5e-4 for natural learners; 3.5e-3 (ResNet-18)
+    or 7e-4 (WRN-32-10) for adversarial ones."""
+
+
+class AveragingOptions(Options):
+    """An exponential average of weights (and BatchNorm statistics)."""
+
+    decay: Decay = 0.999
+    """Share of the old average kept at each iteration."""
+
+    warmup: bool = True
+    """Use min(decay, (k+1)/(k+10)) at iteration k, so that the random start is forgotten soon. Papers: no; the
+    published code: yes."""
+
+
+DEFAULT_LR_SCHEDULE: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 0.1, 0.01]}
+DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}
+
+
+class LearnerOptions(Options):
+    """One base learner: its task and how it learns it."""
+
+    name: Name
+    """Its name in logs, snapshots and `mixing`: letters, digits, `-` and `_`."""
+
+    objective: ObjectiveChoice
+    """What it minimises: a name (`nt`, `at`, `at-half`, `trades`), a mapping `{kind: trades, beta: 6}`, or an
+    import path."""
+
+    threat: ThreatOptions | None = None
+    """The perturbations it trains against; needed by adversarial objectives."""
+
+    attack: AttackOptions = AttackOptions()
+    """How its adversarial examples are made during training. Papers: PGD-10, random start, step 2/255 (linf) or
+    eps/4 (l2); silent on the BatchNorm mode; published code: eval mode, step 0.007."""
+
+    optimizer: OptimizerOptions = OptimizerOptions()
+    """How its weights follow its gradients."""
+
+    schedule: Schedule = Schedule.model_validate(DEFAULT_LR_SCHEDULE)
+    """Factor on the learning rate. Papers: 1, 1, 0.1, 0.01 at epochs 0, 40, 60, 120 of 120; published code and ours:
+    at 0, 40, 80, 120."""
+
+    averaging: AveragingOptions | None = None
+    """Keep an average of this learner's own weights. The published code does, and mixes the averages."""
+
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """Mass spread evenly over all classes in cross-entropy targets."""
+
+    cutout: int = Field(default=0, ge=0)
+    """Side in pixels of a square that is blanked out of this learner's images, on top of the shared augmentation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_architecture(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "model" in value:
+            raise ValueError(
+                "all learners share one architecture, because their weights are mixed one by one; "
+                "move `model` to the recipe's top level"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _needs_threat(self) -> Self:
+        kind = self.objective.kind
+        adversarial = OBJECTIVES.get(kind, trust_code=True).adversarial  # the field's own check was stricter
+        if adversarial and self.threat is None:
+            raise ValueError(f"objective {kind!r} needs a threat; add `threat: {{norm: linf, eps: 8/255}}`")
+        if not adversarial and self.threat is not None:
+            raise ValueError(f"objective {kind!r} makes no adversarial examples; remove `threat` or use `at`")
+        return self
+
+
+class RedistributionOptions(Options):
+    """When the learners restart from the global learner."""
+
+    every: int = Field(default=5, ge=0)
+    """Redistribute every this many epochs (the papers' c); 0: never."""
+
+    start: Fraction = 0.625
+    """First as a fraction of training (the papers' t': epoch 75 of 120)."""
+
+    start_epoch: int | None = Field(default=None, ge=1)
+    """The same as an epoch, counted from 1; overrides `start`."""
+
+    when: Literal["epoch-end", "every-iteration"] = "epoch-end"
+    """`epoch-end`: once, at the end of epochs t' and later that are multiples of c, never after the last epoch.
+    `every-iteration`: after each iteration of those epochs, the last one included, as the published code does."""
+
+    reset: bool = True
+    """Also reset the learners' momenta and averages, which belong to weights that are gone. Papers: silent; published
+    code: keeps them."""
+
+    def first_epoch(self, epochs: int) -> int:
+        return self.start_epoch if self.start_epoch is not None else max(1, round(self.start * epochs))
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether `epoch` (from 1) is one of those that redistribute."""
+        if self.every == 0 or epoch < self.first_epoch(epochs) or epoch % self.every != 0:
+            return False
+        return self.when == "every-iteration" or epoch < epochs
+
+
+class MixingOptions(Options):
+    """The global learner: theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a, after every iteration."""
+
+    lead: Name | None = None
+    """The learner that `gamma` belongs to (the papers' gamma_1); default: the first with an linf threat, else the
+    first with any threat, else the first."""
+
+    gamma: Schedule = Schedule.model_validate(DEFAULT_GAMMA)
+    """Weight of the lead learner. Papers: 1, 1, 1, 0 at 0, 1/3, 2/3 and 1 of training; published code and ours: ends
+    at 0.4. With one learner it is 1."""
+
+    shares: dict[Name, Fraction] = Field(default_factory=dict)
+    """How 1 - gamma is split among the other learners, by name, adding up to 1; default: evenly. The papers' b is the
+    natural learner's share."""
+
+    gammas: dict[Name, Schedule] | None = None
+    """A schedule of its own for every learner, adding up to 1 at all times; overrides `gamma` and `shares`."""
+
+    decay: Decay = 0.999
+    """d: share of the global learner kept at each iteration."""
+
+    warmup: bool = True
+    """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
+
+    source: Literal["raw", "averaged"] = "raw"
+    """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
+
+    counters: Literal["copy", "truncate"] = "copy"
+    """BatchNorm's integer step counts: copied from the lead learner, or averaged and truncated (published code). Its
+    float statistics are always mixed like weights."""
+
+    redistribution: RedistributionOptions = RedistributionOptions()
+    """When the learners restart from the global learner."""
+
+
+class SnapshotOptions(Options):
+    """Weights of the global learner and of every learner, kept for mixing and branching."""
+
+    every: int = Field(default=0, ge=0)
+    """Keep one every this many epochs; 0: only the last epoch and the one before the first redistribution."""
+
+    dtype: Literal["fp32", "fp16"] = "fp32"
+    """fp16 halves the size; mixing and branching accept both."""
+
+
+class TrainOptions(Options):
+    """The loop."""
+
+    epochs: int = Field(default=120, ge=1)
+    """Passes over the training images."""
+
+    start_epoch: int = Field(default=0, ge=0)
+    """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76."""
+
+    batch_size: int = Field(default=128, ge=1)
+    """Images an iteration."""
+
+    last_batch: Literal["drop", "fill", "keep"] = "drop"
+    """The last, smaller batch of an epoch: dropped, filled from the start of the epoch's order, or kept small."""
+
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Everything random is a function of this."""
+
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32."""
+
+    channels_last: bool = True
+    """Store images and weights with channels last, which convolutions prefer."""
+
+    deterministic: bool = False
+    """On a GPU: bit-for-bit repeatable, slower. The CPU always is."""
+
+    threads: int = Field(default=0, ge=0)
+    """CPU threads; 0: PyTorch's choice."""
+
+    checkpoint_epochs: int = Field(default=1, ge=1)
+    """Write a checkpoint every this many epochs."""
+
+    checkpoint_minutes: Positive = 10.0
+    """Write one as well when the last is this old, also within an epoch."""
+
+    snapshots: SnapshotOptions = SnapshotOptions()
+    """Weights kept for mixing and branching."""
+
+
+class ValidationOptions(Options):
+    """What is measured during training, on which images, and which epoch's model is kept as the best."""
+
+    split: Literal["held-out", "test"] = "held-out"
+    """`held-out`: class-balanced images taken out of the training set. `test`: the papers' selection on the test set,
+    for faithful reproduction only; every output says so."""
+
+    images: int = Field(default=1000, ge=1)
+    """How many are held out (or used of the test set)."""
+
+    every: int = Field(default=5, ge=1)
+    """Epochs between validations; the last epoch is always validated."""
+
+    threats: list[ThreatOptions] | None = None
+    """Threat models of the PGD accuracy; default: those of the learners."""
+
+    steps: int = Field(default=20, ge=1)
+    """Steps of that PGD. The published code ignores the asked number and always runs 10."""
+
+    step: Positive | None = None
+    """Its step size for linf threats; default: eps/4 in every norm."""
+
+    rule: Literal["sum", "natural", "robust", "last"] = "sum"
+    """The best epoch has the highest natural + mean PGD accuracy of the global learner (`sum`), or of one of the two,
+    or is the `last`."""
+
+    min_natural: Fraction = 0.0
+    """Only epochs with at least this natural accuracy can be the best. Published code: 0.88."""
+
+    batch_size: int = Field(default=500, ge=1)
+    """Images a validation batch; changes nothing but speed and memory."""
+
+
+def lead_index(mixing: MixingOptions, learners: Sequence[LearnerOptions]) -> int:
+    """Which learner is the lead one."""
+    if mixing.lead is not None:
+        return [learner.name for learner in learners].index(mixing.lead)
+    norms = [learner.threat.norm if learner.threat else None for learner in learners]
+    if "linf" in norms:
+        return norms.index("linf")
+    return next((i for i, norm in enumerate(norms) if norm), 0)
+
+
+class Job(Options):
+    """Everything that determines one training run."""
+
+    data: DataOptions
+    """The images."""
+
+    model: ModelOptions
+    """The architecture that all learners share."""
+
+    learners: list[LearnerOptions] = Field(min_length=1, max_length=64)
+    """The base learners. One learner is plain training of a baseline."""
+
+    mixing: MixingOptions = MixingOptions()
+    """How the global learner follows the learners."""
+
+    train: TrainOptions = TrainOptions()
+    """Epochs, batches, seed, precision, checkpoints."""
+
+    validation: ValidationOptions = ValidationOptions()
+    """What is measured during training and which epoch is the best."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [learner.name for learner in self.learners]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated or "global" in names:
+            raise ValueError(f"learners: the name {(repeated or ['global'])[0]!r} is taken; choose another")
+        self._check_mixing(names)
+        self._check_loop()
+        return self
+
+    def _check_mixing(self, names: list[str]) -> None:
+        mixing = self.mixing
+        mentioned = [*([mixing.lead] if mixing.lead else []), *mixing.shares, *(mixing.gammas or {})]
+        for name in mentioned:
+            if name not in names:
+                raise ValueError(f"mixing: there is no learner {name!r}; the learners are {', '.join(names)}")
+        lead = lead_index(mixing, self.learners)
+        if self.learners[lead].optimizer.lr == LEAD:
+            raise ValueError(
+                f"learners.{lead}.optimizer.lr: {names[lead]!r} is the lead learner and needs a number, e.g. 0.01"
+            )
+        if mixing.shares:
+            self._check_shares(names, lead)
+        if mixing.source == "averaged" and any(learner.averaging is None for learner in self.learners):
+            raise ValueError("mixing.source: `averaged` needs `averaging` in every learner; add it or mix `raw`")
+        self._check_simplex(names)
+
+    def _check_shares(self, names: list[str], lead: int) -> None:
+        shares = self.mixing.shares
+        if names[lead] in shares:
+            raise ValueError(f"mixing.shares: {names[lead]!r} is the lead learner, its weight is `mixing.gamma`")
+        if abs(sum(shares.values()) - 1) > 1e-6:
+            raise ValueError(f"mixing.shares add up to {sum(shares.values()):g}; make it 1")
+
+    def _check_simplex(self, names: list[str]) -> None:
+        """Piecewise-linear sums are extreme at breakpoints, so these decide (both sides of a jump)."""
+        schedules = self.mixing.gammas or {names[0]: self.mixing.gamma}
+        if self.mixing.gammas is not None and set(schedules) != set(names):
+            missing = sorted(set(names) - set(schedules))
+            raise ValueError(f"mixing.gammas: learner {missing[0]!r} has no schedule; give one to every learner")
+        field = "mixing.gammas" if self.mixing.gammas is not None else "mixing.gamma"
+        for name, schedule in schedules.items():
+            outside = [value for value in schedule.values if not 0 <= value <= 1]
+            if outside:
+                raise ValueError(f"{field}: {outside[0]:g} ({name}) lies outside [0, 1]; mixing weights are shares")
+        if self.mixing.gammas is None:
+            return
+        epochs = self.train.epochs
+        points = {0.0, float(epochs)}.union(*(schedule.breakpoints(epochs) for schedule in schedules.values()))
+        for point in sorted(points | {p - 1e-9 for p in points if p > 0}):
+            total = sum(schedule.at(point, epochs) for schedule in schedules.values())
+            if abs(total - 1) > 1e-6:
+                raise ValueError(f"mixing.gammas add up to {total:g} at epoch {point:g}; make it 1 at all times")
+
+    def _check_loop(self) -> None:
+        epochs, redistribution = self.train.epochs, self.mixing.redistribution
+        if redistribution.start_epoch is not None and redistribution.start_epoch > epochs:
+            raise ValueError(
+                f"mixing.redistribution.start_epoch: {redistribution.start_epoch} lies beyond the end "
+                f"({epochs} epochs); lower it, or set mixing.redistribution.every to 0"
+            )
+        if self.train.start_epoch >= epochs:
+            raise ValueError(
+                f"train.start_epoch: {self.train.start_epoch} leaves nothing to do of {epochs} epochs; lower it"
+            )
+        for i, learner in enumerate(self.learners):
+            if any(value < 0 for value in learner.schedule.values):
+                raise ValueError(f"learners.{i}.schedule: a negative learning rate; make every value >= 0")
+            _check_within(f"learners.{i}.schedule", learner.schedule, epochs)
+        _check_within("mixing.gamma", self.mixing.gamma, epochs)
+
+    def threats(self) -> list[ThreatOptions]:
+        """The threat models that validation measures: those asked for, or the learners' own, each once."""
+        if self.validation.threats is not None:
+            return self.validation.threats
+        return list(dict.fromkeys(learner.threat for learner in self.learners if learner.threat))
+
+    def learning_rate(self, learner: LearnerOptions) -> float:
+        """A learner's initial learning rate, where `lead` means the lead learner's."""
+        lr = learner.optimizer.lr
+        if lr == LEAD:
+            lr = self.learners[lead_index(self.mixing, self.learners)].optimizer.lr
+        return float(lr)
+
+    def gammas_at(self, epoch: float) -> list[float]:
+        """The learners' mixing weights after `epoch` epochs (fractional, from 0)."""
+        mixing, names, epochs = self.mixing, [learner.name for learner in self.learners], self.train.epochs
+        if mixing.gammas is not None:
+            return [mixing.gammas[name].at(epoch, epochs) for name in names]
+        if len(names) == 1:
+            return [1.0]
+        lead = lead_index(mixing, self.learners)
+        gamma = mixing.gamma.at(epoch, epochs)
+        even = 1 / (len(names) - 1)
+        shares = mixing.shares or dict.fromkeys(names, even)
+        return [gamma if i == lead else (1 - gamma) * shares.get(name, 0.0) for i, name in enumerate(names)]
+
+
+def _check_within(field: str, schedule: Schedule, epochs: int) -> None:
+    last = schedule.breakpoints(epochs)[-1]
+    if last > epochs:
+        raise ValueError(f"{field}: breakpoint {last:g} lies beyond the end ({epochs} epochs); use `fractions`")

@@ -1,0 +1,152 @@
+"""Accuracy of the global learner and of every learner on the validation images, and the measures of mixing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from generalist.attacks.accuracy import logits_of
+from generalist.attacks.pgd import AttackOptions, pgd
+from generalist.attacks.threats import Threat, ThreatOptions
+from generalist.core.errors import DataError
+from generalist.data.options import Splits
+from generalist.data.sets import Batch, Images, iterate
+from generalist.data.split import hold_out, subset
+from generalist.tensors.flat import Flat
+from generalist.training.global_learner import GlobalLearner, mix
+from generalist.training.learner import Learner
+from generalist.training.measures import drift, ensemble, mixing_gap
+from generalist.training.options import Job, ValidationOptions
+
+GLOBAL = "global"
+
+
+@dataclass
+class Validation:
+    """What one validation found. Accuracies are fractions, by subject and then `natural` or threat."""
+
+    accuracy: dict[str, dict[str, float]]
+    task_loss: dict[str, float]
+    """Each learner's own task, on these images."""
+    ensemble: float
+    drift: float
+    gap: float
+
+    def score(self, options: ValidationOptions, subject: str = GLOBAL) -> float:
+        """What the best epoch has most of; below zero where the epoch may not be chosen."""
+        accuracy = self.accuracy[subject]
+        natural = accuracy["natural"]
+        robust = [value for name, value in accuracy.items() if name != "natural"]
+        mean_robust = sum(robust) / len(robust) if robust else 0.0
+        if natural < options.min_natural:
+            return -1.0
+        return {"sum": natural + mean_robust, "natural": natural, "robust": mean_robust, "last": 0.0}[options.rule]
+
+    def record(self) -> dict[str, Any]:
+        """As metrics.jsonl keeps it."""
+        return {"accuracy": self.accuracy, "ensemble": self.ensemble, "drift": self.drift, "mixing_gap": self.gap}
+
+
+def validation_indices(job: Job, splits: Splits) -> tuple[Images, Tensor, Tensor]:
+    """(images to validate on, their indices, the indices left to train on)."""
+    options, train, test = job.validation, splits.train, splits.test
+    if options.split == "held-out":
+        kept, held = hold_out(train.labels, count=options.images, classes=len(train.classes), seed=job.train.seed)
+        return train, held, kept
+    if test is None:
+        raise DataError(f"{train.name} has no test split to validate on: set validation.split to held-out")
+    count = min(options.images, len(test))
+    return test, subset(len(test), count, job.train.seed), torch.arange(len(train))
+
+
+def validation_attack(options: ValidationOptions, threat: ThreatOptions) -> AttackOptions:
+    """PGD as validation runs it."""
+    return AttackOptions(steps=options.steps, step=options.step if threat.norm == "linf" else None)
+
+
+@dataclass
+class _Tally:
+    """Running totals of one subject."""
+
+    correct: dict[str, int] = field(default_factory=dict)
+    loss: float = 0.0
+
+    def add(self, name: str, correct: Tensor) -> None:
+        self.correct[name] = self.correct.get(name, 0) + int(correct.sum().item())
+
+
+class Validator:
+    """Validates a set of learners on fixed images."""
+
+    def __init__(self, job: Job, images: Images, index: Tensor) -> None:
+        self.job, self.images = job, images
+        self.batches = list(torch.split(index, job.validation.batch_size))
+        self.count = len(index)
+        self.threats = [(options.build(), validation_attack(job.validation, options)) for options in job.threats()]
+
+    def __call__(
+        self, learners: Sequence[Learner], global_learner: GlobalLearner, gammas: Sequence[float]
+    ) -> Validation:
+        """Every subject on every image; one network at a time, so memory does not grow with N."""
+        flat = Flat(copy.deepcopy(learners[0].model))
+        subjects = {learner.name: learner.flat.vector for learner in learners}
+        tallies = {name: _Tally() for name in (GLOBAL, *subjects)}
+        mixed = mix(list(subjects.values()), gammas)
+        gap, ensemble_correct = 0.0, 0
+        for batch in iterate(self.images, self.batches):
+            batch = replace(batch, x=batch.x.to(flat.vector.dtype))
+            flat.vector.copy_(global_learner.vector)
+            self._measure(flat, batch, tallies[GLOBAL], own=None)
+            logits = []
+            for learner in learners:
+                flat.vector.copy_(learner.flat.vector)
+                logits.append(self._measure(flat, batch, tallies[learner.name], own=learner))
+            flat.vector.copy_(mixed)
+            gap += mixing_gap(logits_of(flat.module, batch.x), logits, gammas).sum().item()
+            ensemble_correct += int((ensemble(logits, gammas).argmax(1) == batch.y).sum().item())
+        size = learners[0].flat.parameter_size
+        return Validation(
+            accuracy={
+                name: {kind: correct / self.count for kind, correct in tally.correct.items()}
+                for name, tally in tallies.items()
+            },
+            task_loss={learner.name: tallies[learner.name].loss / self.count for learner in learners},
+            ensemble=ensemble_correct / self.count,
+            drift=drift([learner.flat.parameters for learner in learners], global_learner.vector[:size], gammas),
+            gap=gap / self.count,
+        )
+
+    def _measure(self, flat: Flat, batch: Batch, tally: _Tally, *, own: Learner | None) -> Tensor:
+        """Count one batch for the weights now in `flat`; returns the natural logits."""
+        natural = logits_of(flat.module, batch.x)
+        right = natural.argmax(1) == batch.y
+        tally.add("natural", right)
+        task_logits = natural
+        for threat, options in self.threats:
+            logits = self._attacked(flat, batch, threat, options)
+            tally.add(str(threat), right & (logits.argmax(1) == batch.y))
+            if own is not None and own.threat == threat:
+                task_logits = logits
+        if own is not None and own.threat is not None and own.threat not in [threat for threat, _ in self.threats]:
+            task_logits = self._attacked(flat, batch, own.threat, own.options.attack)
+        tally.loss += F.cross_entropy(task_logits, batch.y, reduction="sum").item()
+        return natural
+
+    def _attacked(self, flat: Flat, batch: Batch, threat: Threat, options: AttackOptions) -> Tensor:
+        adversarial = pgd(
+            flat.module,
+            batch.x,
+            batch.y,
+            threat=threat,
+            options=options,
+            seed=self.job.train.seed,
+            purpose=f"validation/{threat}",
+            index=batch.index,
+        )
+        return logits_of(flat.module, adversarial)
