@@ -22,7 +22,7 @@ def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: Augm
     """Crop out of a zero-padded copy, mirror, blank a square: one pixel at a time, from the definition."""
 
     def number(high: int, purpose: str) -> int:
-        return int(integers(high, seed, f"augment/{purpose}", torch.tensor(sample), epoch))
+        return int(integers(high, seed, f"augment/{purpose}", torch.tensor([sample]), epoch))
 
     pad = options.crop
     top, left = (number(2 * pad + 1, side) if pad else 0 for side in ("top", "left"))
@@ -37,7 +37,9 @@ def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: Augm
     if options.cutout:
         centre_row, centre_column = number(HEIGHT, "cutout-top"), number(WIDTH, "cutout-left")
         for row in range(centre_row - options.cutout // 2, centre_row - options.cutout // 2 + options.cutout):
-            for column in range(centre_column - options.cutout // 2, centre_column - options.cutout // 2 + options.cutout):
+            for column in range(
+                centre_column - options.cutout // 2, centre_column - options.cutout // 2 + options.cutout
+            ):
                 if 0 <= row < HEIGHT and 0 <= column < WIDTH:
                     out[:, row, column] = 0
     return out

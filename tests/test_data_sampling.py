@@ -28,7 +28,9 @@ def test_hold_out_is_balanced_and_complete(count: int, seed: int) -> None:
 
 def test_hold_out_depends_on_the_seed() -> None:
     labels = torch.arange(100) % 5
-    assert not torch.equal(hold_out(labels, count=20, classes=5, seed=0)[1], hold_out(labels, count=20, classes=5, seed=1)[1])
+    assert not torch.equal(
+        hold_out(labels, count=20, classes=5, seed=0)[1], hold_out(labels, count=20, classes=5, seed=1)[1]
+    )
 
 
 @pytest.mark.parametrize("count", [0, -1, 10, 11, 8])
@@ -91,7 +93,9 @@ def test_drop_of_the_only_batch_is_refused() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(12, 40), st.integers(1, 60), st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from(["drop", "fill", "keep"]))
+@given(
+    st.integers(12, 40), st.integers(1, 60), st.sampled_from([0.2, 0.5, 0.7]), st.sampled_from(["drop", "fill", "keep"])
+)
 def test_extra_images_in_every_batch(n: int, extras: int, ratio: float, last: str) -> None:
     size = 10
     share = round(size * ratio)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from generalist.core.errors import DataError
+from generalist.core.random import integers
 from generalist.data.digits import load_digits
 from generalist.data.sets import ImageSet, from_arrays, iterate, join
 
@@ -12,7 +13,7 @@ GREY = np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5)
 
 
 def test_layouts_give_the_same_set() -> None:
-    nchw = np.random.RandomState(0).randint(0, 256, (6, 3, 5, 7)).astype(np.uint8)
+    nchw = integers(256, 0, "test", shape=(6, 3, 5, 7)).to(torch.uint8).numpy()
     first = from_arrays(nchw, [0, 1, 2, 0, 1, 2])
     last = from_arrays(torch.from_numpy(nchw).permute(0, 2, 3, 1), torch.tensor([0, 1, 2, 0, 1, 2]))
     assert first.shape == last.shape == (3, 5, 7)

@@ -1,0 +1,158 @@
+"""The command line. Exit codes: 0 done, 2 the user's mistake (one clear line), 1 ours (a traceback)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from generalist import api
+from generalist._version import __version__
+from generalist.console import console, errors, show_run, training_listener
+from generalist.core.errors import GeneralistError
+from generalist.data import download
+from generalist.data.options import data_root
+from generalist.recipe import load_recipe, shipped_names, shipped_text, to_yaml
+
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    name="generalist",
+    help="Train image classifiers that are accurate and robust at once. Example: generalist train digits-t",
+    no_args_is_help=True,
+    context_settings=HELP,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: list, get, check. Example: generalist data get cifar10", no_args_is_help=True)
+recipes_app = typer.Typer(help="Shipped recipes. Example: generalist recipes show digits-t", no_args_is_help=True)
+app.add_typer(data_app, name="data", context_settings=HELP)
+app.add_typer(recipes_app, name="recipes", context_settings=HELP)
+
+Root = Annotated[Path | None, typer.Option(help="Directory with the data [default: ~/.cache/generalist].")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"generalist {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, a YAML file, or a run to resume.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a field: a.b.0.c=value. Repeatable.", metavar="FIELD=VALUE"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory [default: runs/RECIPE].")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --out.")] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Start from the weights of RUN[@EPOCH].", metavar="RUN[@EPOCH]")
+    ] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")
+    ] = False,
+) -> None:
+    """Train a recipe.
+
+    Example: generalist train digits-t --set train.epochs=20 --out runs/mine
+    """
+    with training_listener(recipe) as listener:
+        run = api.train(
+            recipe,
+            overrides=changes or [],
+            out=out,
+            device=device,
+            resume=resume,
+            start=start,
+            trust_code=trust_code,
+            listener=listener,
+        )
+    show_run(run)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets that have a name. Example: generalist data list"""
+    table = Table("name", "download (MB)", "what it is")
+    for entry in download.describe():
+        table.add_row(entry.name, str(entry.megabytes or "-"), entry.summary)
+    console.print(table)
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None) -> None:
+    """Fetch a data set and verify it. Example: generalist data get cifar10 --root ~/data"""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks = {}
+
+        def follow(file: str, here: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = progress.add_task(escape(file))
+            progress.update(tasks[file], completed=here, total=total)
+
+        where = download.get(name, data_root(root), progress=follow)
+    console.print(f"{escape(name)}: whole, in {escape(str(where))}")
+
+
+@data_app.command("check")
+def data_check(name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None) -> None:
+    """Verify the files of a data set. Example: generalist data check cifar10"""
+    states = download.check(name, data_root(root))
+    for file in states:
+        console.print(f"{file.state:8} {escape(str(file.path))}")
+    if any(file.state != "ok" for file in states):
+        raise GeneralistError(f"{name} is not whole; run: generalist data get {name}")
+    console.print(f"{escape(name)}: whole")
+
+
+@recipes_app.command("list")
+def recipes_list() -> None:
+    """List the shipped recipes. Example: generalist recipes list"""
+    table = Table("name", "learners", "epochs", "source")
+    for name in shipped_names():
+        recipe = load_recipe(name)
+        learners = " + ".join(learner.name for learner in recipe.learners)
+        table.add_row(name, learners, str(recipe.train.epochs), escape(recipe.source))
+    console.print(table)
+
+
+@recipes_app.command("show")
+def recipes_show(
+    name: Annotated[str, typer.Argument(help="The recipe.")],
+    resolved: Annotated[bool, typer.Option("--resolved", help="Print every field with its value.")] = False,
+) -> None:
+    """Print a recipe. Example: generalist recipes show digits-t --resolved > mine.yaml"""
+    sys.stdout.write(to_yaml(load_recipe(name)) if resolved else shipped_text(name))
+
+
+def main() -> None:
+    """The entry point: mistakes end in a line and an exit code."""
+    try:
+        app()
+    except GeneralistError as error:
+        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)
+    except Exception:
+        errors.print_exception()
+        errors.print("this is a fault of generalist, not yours: please report it with the lines above")
+        sys.exit(1)

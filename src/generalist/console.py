@@ -1,0 +1,77 @@
+"""What the commands show: progress while training, tables at the end; plain lines where no terminal looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from generalist.core.run import RunDirectory
+from generalist.training.loop import TEST_SELECTION, Listener
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+@contextmanager
+def training_listener(label: str) -> Iterator[Listener]:
+    """A listener that shows progress with time left, and a line for each validation."""
+    if not console.is_terminal:
+        yield Listener(say=lambda text: console.print(escape(text)), epoch=_print_epoch)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(escape(label), total=None)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield Listener(say=lambda text: console.print(escape(text)), iteration=advance, epoch=_print_epoch)
+
+
+def _print_epoch(record: dict[str, Any]) -> None:
+    validation = record.get("validation")
+    if validation is None:
+        return
+    accuracy = validation["accuracy"]["global"]
+    parts = [f"{name} {percent(value)}" for name, value in accuracy.items()]
+    gamma = " ".join(f"{name} {value:.2f}" for name, value in record["gamma"].items())
+    console.print(
+        f"epoch {record['epoch']:>4}  global: {', '.join(parts)}  gamma: {gamma}  "
+        f"{record['images_per_second']:.0f} images/s",
+        soft_wrap=True,
+    )
+
+
+def accuracy_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """Accuracies in percent, a row a subject."""
+    columns: Sequence[str] = list(next(iter(rows.values()))) if rows else []
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("")
+    for column in columns:
+        table.add_column(escape(column), justify="right")
+    for name, row in rows.items():
+        table.add_row(escape(name), *(percent(row[column]) if column in row else "" for column in columns))
+    return table
+
+
+def show_run(run: RunDirectory) -> None:
+    """The last validation of a finished run, and where its files lie."""
+    validated = [record for record in run.read_metrics() if "validation" in record]
+    if validated:
+        last = validated[-1]
+        title = f"Accuracy (%) on the validation images, epoch {last['epoch']}"
+        console.print(accuracy_table(title, last["validation"]["accuracy"]))
+        console.print(f"best epoch by the recipe's rule, kept in model.safetensors: {last['best_epoch']}")
+        if "warning" in last:
+            console.print(f"[bold]Note:[/bold] {TEST_SELECTION}")
+    console.print(f"run: {escape(str(run.path))}  (model.safetensors, metrics.jsonl, snapshots/)", soft_wrap=True)
