@@ -63,13 +63,13 @@ def train(
 
 
 def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: bool = False) -> nn.Module:
-    """The network of a run (its `best` or its `last` global learner) or of a weights file, in evaluation mode."""
+    """A network in evaluation mode: of a run, or of a weights file.
+
+    `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot.
+    """
     path = run.path if isinstance(run, RunDirectory) else Path(run)
     if path.is_dir():
-        directory = RunDirectory(path).require()
-        if which not in {"best", "last"}:
-            raise RunError(f"which must be 'best' or 'last', not {which!r}")
-        path = directory.model if which == "best" else directory.last
+        path = _weights_file(RunDirectory(path).require(), which)
     state, about = load_weights(path)
     return _network(state, about, path, trust_code=trust_code).to(choose_device(device)).eval()
 
@@ -179,6 +179,15 @@ def _train_stage(
         if trainer.resume():
             listener.say(f"resuming {run.path} at step {trainer.step}")
         trainer.run()
+
+
+def _weights_file(run: RunDirectory, which: str) -> Path:
+    if which in {"best", "last"}:
+        return run.model if which == "best" else run.last
+    files = branch_files(str(run.path), [which])
+    if which not in files:
+        raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
+    return files[which]
 
 
 def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_code: bool) -> nn.Module:

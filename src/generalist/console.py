@@ -55,7 +55,7 @@ def _print_epoch(record: dict[str, Any]) -> None:
 def accuracy_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
     """Accuracies in percent, a row a subject."""
     columns: Sequence[str] = list(next(iter(rows.values()))) if rows else []
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=escape(title), title_justify="left", min_width=len(title))
     table.add_column("")
     for column in columns:
         table.add_column(escape(column), justify="right")

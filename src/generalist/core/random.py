@@ -65,7 +65,7 @@ def bits(
         count *= size
     weyl = (torch.arange(count, dtype=torch.int64, device=device) + 1) * _GOLDEN
     lead = state.shape
-    return _mix(state.reshape(-1, 1) + weyl).reshape(*lead, *shape)
+    return _mix(state.reshape(-1, 1) + weyl).reshape((*lead, *shape))
 
 
 def uniform(

@@ -28,6 +28,8 @@ from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
+FORMATS = ["JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM"]
+"""The content decides, not the name, and pillow knows formats that start other programs: only these are tried."""
 MAX_PIXELS = 64_000_000
 """Larger images are refused: a small file can unpack to more memory than there is."""
 _TRIES = 10  # draws of a random resized crop before it falls back to the centre
@@ -120,7 +122,8 @@ def load_folder(
 
 def default_workers() -> int:
     """Threads that fit the cores this process may use."""
-    return max(1, min(16, len(os.sched_getaffinity(0))))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(16, cores or 1))
 
 
 def make_resident(images: FolderImages) -> ImageSet:
@@ -136,12 +139,14 @@ def make_resident(images: FolderImages) -> ImageSet:
 def decode(path: Path, *, crop: Crop, mirrored: bool, resolution: int) -> tuple[np.ndarray[Any, Any], Box]:
     """The crop of one file as uint8 [3, resolution, resolution], and the box that was cut."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.width}x{image.height} pixels, more than {MAX_PIXELS}: shrink it")
             box = crop(image.width, image.height)
             pixels = image.convert("RGB").resize((resolution, resolution), Image.Resampling.BILINEAR, box=box)
-    except (OSError, ValueError, SyntaxError, EOFError, MemoryError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # pillow's decoders fail in many ways on a damaged file
         raise DataError(f"cannot read the image {path}: {error}; replace or remove it") from error
     if mirrored:
         pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -179,6 +184,8 @@ def _scan(
 ) -> FolderImages:
     base = root.resolve()
     folder = root / split
+    if not _stays_inside(folder, base):
+        raise DataError(f"{folder} is a link that leaves {root}: give the directory it points to as the root")
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _stays_inside(entry, base))
     if classes is None:
         classes = found

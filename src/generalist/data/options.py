@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,16 +186,15 @@ def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet
 
 
 def _load_npz(path: Path, *, classes: list[str]) -> ImageSet:
+    remedy = "save it with numpy.savez(file, images=..., labels=...)"
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise DataError(f"cannot read {path}: it is no whole .npz file; {remedy}")
         # Pickled objects inside could run code: only plain arrays are read.
         with np.load(path, allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} is no .npz file: save it with numpy.savez(file, images=..., labels=...)")
             images, labels = (_array_of(arrays, names, path) for names in (("images", "image"), ("labels", "label")))
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise DataError(
-            f"cannot read {path}: {error}; save it with numpy.savez(file, images=..., labels=...)"
-        ) from error
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {error}; {remedy}") from error
     return from_arrays(images, labels, classes=classes, name=path.name)
 
 

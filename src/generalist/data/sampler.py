@@ -38,6 +38,8 @@ def epoch_batches(
         return chunks
     sizes = [round(len(chunk) * extras / labelled) for chunk in chunks]
     per_epoch = sum(sizes)
+    if per_epoch == 0:  # one kept batch, too small for its share to make a whole sample
+        return chunks
     stream = _extra_stream(extra_index, start=epoch * per_epoch, count=per_epoch, seed=seed)
     return [torch.cat(pair) for pair in zip(chunks, torch.split(stream, sizes), strict=True)]
 

@@ -49,8 +49,12 @@ class Flat:
         self.module = module
         parameters: list[tuple[str, Tensor]] = list(module.named_parameters())  # a tied parameter is named once
         buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
-        counters = [b for name, b in module.named_buffers() if name.rpartition(".")[2] == COUNTER]
+        counters = [(name, b) for name, b in module.named_buffers() if name.rpartition(".")[2] == COUNTER]
+        if not parameters:
+            raise GeneralistError("the model has no parameters to train")
         _check_one_dtype(parameters + buffers)
+        self.counter_names = [name for name, _ in counters]
+        self._stored_names = _stored_names(module)
         self.slots, self.parameter_size = _lay_out(parameters)
         buffer_slots, self.size = _lay_out(buffers, start=self.parameter_size)
         self.parameter_slots = list(self.slots)
@@ -63,7 +67,7 @@ class Flat:
                 view = slot.view(self.vector)
                 view.copy_(tensor)
                 tensor.data = view
-            for i, counter in enumerate(counters):
+            for i, (_, counter) in enumerate(counters):
                 self.counters[i] = counter
                 counter.data = self.counters[i]
 
@@ -86,12 +90,14 @@ class Flat:
         vector = self.vector if vector is None else vector
         counters = self.counters if counters is None else counters
         state = {name: t.detach().cpu().contiguous().clone() for name, t in self.module.state_dict().items()}
-        for slot in self.slots:
-            if slot.name in state:  # non-persistent buffers are not part of a state dict
-                state[slot.name] = slot.view(vector).detach().cpu().contiguous().clone()
-        names = [name for name in state if name.rpartition(".")[2] == COUNTER]
-        for name, count in zip(names, counters.tolist(), strict=True):
-            state[name] = torch.tensor(count, dtype=torch.int64)
+        slots = {slot.name: slot for slot in self.slots}
+        counts = dict(zip(self.counter_names, counters.tolist(), strict=True))
+        for name in state:
+            stored = self._stored_names.get(name, name)
+            if stored in slots:
+                state[name] = slots[stored].view(vector).detach().cpu().contiguous().clone()
+            elif stored in counts:
+                state[name] = torch.tensor(counts[stored], dtype=torch.int64)
         return state
 
     @torch.no_grad()
@@ -114,7 +120,11 @@ class Flat:
                     f"{tuple(state[slot.name].shape)}, expected {tuple(slot.shape)}"
                 )
             slot.view(vector).copy_(state[slot.name])
-        for i, name in enumerate(name for name in expected if name.rpartition(".")[2] == COUNTER):
+        for i, name in enumerate(self.counter_names):
+            if name not in expected:
+                continue
+            if state[name].numel() != 1:
+                raise GeneralistError(f"the weights do not fit this architecture: {name!r} is not one number")
             counters[i] = int(state[name])
         return vector, counters
 
@@ -131,9 +141,14 @@ def _lay_out(tensors: list[tuple[str, Tensor]], start: int = 0) -> tuple[list[Sl
     return slots, offset
 
 
+def _stored_names(module: nn.Module) -> dict[str, str]:
+    """Every name of every tensor, and the one name under which it is stored: a tied tensor has several."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
 def _check_one_dtype(tensors: list[tuple[str, Tensor]]) -> None:
-    if not tensors:
-        raise GeneralistError("the model has no parameters to train")
     dtype = tensors[0][1].dtype
     for name, tensor in tensors:
         if tensor.dtype != dtype:

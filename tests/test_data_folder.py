@@ -1,0 +1,158 @@
+"""Streamed folders: what is read, what is drawn, and what a hostile folder can do."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from generalist.core.errors import DataError
+from generalist.core.random import integers
+from generalist.data import folder
+from generalist.data.augment import AugmentOptions
+from generalist.data.folder import center_box, decode, load_folder, make_resident, random_box
+from generalist.data.sets import iterate
+
+
+def _write(path: Path, width: int = 40, height: int = 30, key: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = integers(256, key, "test/folder", shape=(height, width, 3)).to(torch.uint8).numpy()
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    base = tmp_path / "images"
+    for number in range(4):
+        _write(base / "train" / "cat" / f"{number}.png", key=number)
+        _write(base / "train" / "dog" / f"{number}.JPG", width=20 + number, height=50, key=10 + number)
+    _write(base / "val" / "dog" / "a.png", key=99)
+    (base / "train" / "cat" / "notes.txt").write_text("no image")
+    return base
+
+
+def test_layout(root: Path) -> None:
+    train, test = load_folder(root, resolution=16, workers=2)
+    assert test is not None
+    assert train.classes == test.classes == ["cat", "dog"]
+    assert train.labels.tolist() == [0] * 4 + [1] * 4
+    assert test.labels.tolist() == [1], "labels follow the train split's classes"
+    assert train.shape == (3, 16, 16)
+    assert not train.resident
+
+
+def test_evaluation_takes_the_centre(root: Path) -> None:
+    train, _ = load_folder(root, resolution=24, center=0.8, workers=2)
+    batch = train.batch(torch.tensor([5, 0]))
+    assert batch.y.tolist() == [1, 0]
+    with Image.open(train.files[0]) as image:  # 40x30: the centred square of 24 is exact, no interpolation
+        pixels = np.asarray(image.convert("RGB"))[3:27, 8:32]
+    assert torch.equal(batch.x[1], torch.from_numpy(pixels.copy()).permute(2, 0, 1).double().div(255).float())
+    assert torch.equal(make_resident(train).batch(torch.tensor([5, 0])).x, batch.x)
+
+
+def test_augmentation_is_a_pure_function(root: Path) -> None:
+    train, _ = load_folder(root, resolution=16, workers=3)
+    options = AugmentOptions()
+    whole = train.augmented(torch.arange(8), epoch=2, seed=1, options=options)
+    for part in torch.tensor([3, 1, 7, 0, 5, 2, 6, 4]).split(3):
+        batch = train.augmented(part, epoch=torch.tensor(2), seed=1, options=options)
+        assert torch.equal(batch.x, whole.x[part])
+        assert torch.equal(batch.augmentation["box"], whole.augmentation["box"][part])
+    assert not torch.equal(whole.x, train.augmented(torch.arange(8), epoch=3, seed=1, options=options).x)
+    batches = list(torch.arange(8).split(3))
+    streamed = torch.cat([b.x for b in iterate(train, batches, epoch=2, seed=1, options=options)])
+    assert torch.equal(streamed, whole.x)
+
+
+def test_flip_mirrors_the_drawn_crop(root: Path) -> None:
+    train, _ = load_folder(root, resolution=16, workers=2)
+    index = torch.arange(8)
+    plain = train.augmented(index, epoch=0, seed=0, options=AugmentOptions(flip=False))
+    mirrored = train.augmented(index, epoch=0, seed=0, options=AugmentOptions(flip=True))
+    flip = mirrored.augmentation["flip"]
+    assert flip.any() and not flip.all()
+    expected = torch.where(flip[:, None, None, None], plain.x.flip(-1), plain.x)
+    assert torch.equal(mirrored.x, expected)
+
+
+def test_random_boxes_keep_to_their_limits() -> None:
+    options = AugmentOptions(scale=[0.2, 0.5], ratio=[0.5, 2.0])
+    draws = integers(1 << 24, 0, "test/boxes", shape=(500, 10, 4)).double().div(1 << 24).tolist()
+    boxes = [random_box(100, 80, sample, options) for sample in draws]
+    for left, top, right, bottom in boxes:
+        assert 0 <= left < right <= 100 and 0 <= top < bottom <= 80
+        assert 0.18 < (right - left) * (bottom - top) / 8000 < 0.52
+        assert 0.45 < (right - left) / (bottom - top) < 2.2
+    assert len(set(boxes)) > 450
+    left, top, right, bottom = random_box(1000, 10, [[1.0, 1.0, 0.0, 0.0]], AugmentOptions(scale=[1.0, 1.0]))
+    assert (right - left) / (bottom - top) == pytest.approx(4 / 3), "the fallback is centred and of an allowed ratio"
+    assert left == pytest.approx(1000 - right)
+    assert center_box(40, 20, 0.5) == (15, 5, 25, 15)
+
+
+def test_checksum_sees_names_and_sizes(root: Path) -> None:
+    before = load_folder(root, resolution=16)[0].checksum()
+    assert before == load_folder(root, resolution=16)[0].checksum()
+    (root / "train" / "cat" / "0.png").rename(root / "train" / "cat" / "00.png")
+    renamed = load_folder(root, resolution=16)[0].checksum()
+    _write(root / "train" / "cat" / "1.png", width=41)
+    assert len({before, renamed, load_folder(root, resolution=16)[0].checksum()}) == 3
+
+
+@pytest.mark.parametrize("kind", ["truncated", "text", "empty", "postscript", "directory"])
+def test_damaged_files_are_named(root: Path, kind: str) -> None:
+    path = root / "train" / "cat" / "bad.png"
+    if kind == "truncated":
+        whole = _write(path).read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "directory":
+        path.mkdir()
+        assert len(load_folder(root, resolution=16)[0]) == 8, "a directory is no image"
+        return
+    else:
+        path.write_bytes({"text": b"hello", "empty": b"", "postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n"}[kind])
+    train, _ = load_folder(root, resolution=16)
+    position = train.files.index(path)
+    with pytest.raises(DataError, match=r"bad\.png"):
+        train.batch(torch.tensor([position]))
+    with pytest.raises(DataError, match=r"bad\.png"):
+        list(iterate(train, [torch.tensor([position])], options=AugmentOptions()))
+
+
+def test_decompression_bombs_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MAX_PIXELS", 1000)
+    with pytest.raises(DataError, match="40x30"):
+        decode(root / "train" / "cat" / "0.png", crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"0\.png"):
+        decode(root / "train" / "cat" / "0.png", crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
+
+
+def test_links_that_leave_the_root_are_not_followed(root: Path, tmp_path: Path) -> None:
+    secret = _write(tmp_path / "elsewhere" / "fox" / "secret.png")
+    (root / "train" / "cat" / "link.png").symlink_to(secret)
+    (root / "train" / "fox").symlink_to(secret.parent)
+    (root / "train" / "cat" / "inner.png").symlink_to(root / "train" / "cat" / "0.png")
+    train, _ = load_folder(root, resolution=16)
+    names = [path.name for path in train.files]
+    assert "link.png" not in names
+    assert "inner.png" in names
+    assert train.classes == ["cat", "dog"]
+    (root / "test").symlink_to(tmp_path / "elsewhere")
+    (root / "val").rename(root / "unused")
+    with pytest.raises(DataError, match="leaves"):
+        load_folder(root, resolution=16)
+
+
+def test_wrong_layouts(tmp_path: Path, root: Path) -> None:
+    with pytest.raises(DataError, match="no folder `train`"):
+        load_folder(tmp_path, resolution=16)
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    with pytest.raises(DataError, match="no images"):
+        load_folder(tmp_path, resolution=16)
+    _write(root / "val" / "cow" / "a.png")
+    with pytest.raises(DataError, match="'cow'"):
+        load_folder(root, resolution=16)

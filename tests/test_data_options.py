@@ -1,0 +1,232 @@
+"""The recipe's data section: what it accepts and what it loads."""
+
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from generalist.core.errors import DataError, GeneralistError
+from generalist.data.dataset import materialise
+from generalist.data.options import DataOptions, ExtraOptions, Splits, data_root, load_splits
+from generalist.data.sets import ImageSet, from_arrays
+
+IMAGES = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
+LABELS = np.array([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "cifar11"}, "did you mean 'cifar10'"),
+        ({"name": "os.path"}, "unknown data set"),
+        ({"name": "folder"}, "needs `root`"),
+        ({"name": "cifar10", "resolution": 64}, "leave it out"),
+        ({"name": "digits", "resident": False}, "folder"),
+        ({"name": "folder", "root": "x", "extra": {"file": "a.npz", "ratio": 0.5}}, "resident: true"),
+        ({"extra": {"ratio": 0.5}}, "one of the two"),
+        ({"extra": {"ratio": 0.5, "file": "a", "name": "digits"}}, "one of the two"),
+        ({"extra": {"ratio": 0.5, "name": "digit"}}, "did you mean 'digits'"),
+        ({"extra": {"ratio": 1.0, "name": "digits"}}, "less than 1"),
+        ({"workers": 0}, "greater than or equal to 1"),
+        ({"unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataOptions(**fields)
+
+
+def test_every_field_is_documented() -> None:
+    for options in (DataOptions, ExtraOptions):
+        for name, field in options.model_fields.items():
+            assert field.description, name
+
+
+def test_root_comes_from_the_option_the_environment_or_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENERALIST_DATA", "from-environment")
+    assert data_root("given") == Path("given")
+    assert data_root(None) == Path("from-environment")
+    monkeypatch.delenv("GENERALIST_DATA")
+    monkeypatch.setenv("HOME", "home")
+    assert data_root(None) == Path("home/.cache/generalist")
+
+
+def test_digits_is_the_default() -> None:
+    splits = load_splits(DataOptions())
+    assert isinstance(splits, Splits)
+    assert (len(splits.train), splits.extra) == (1297, None)
+    assert splits.test is not None and len(splits.test) == 500
+
+
+def test_missing_data_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="generalist data get cifar10"):
+        load_splits(DataOptions(name="cifar10", root=str(tmp_path)))
+
+
+def test_arrays() -> None:
+    options = DataOptions(name="arrays")
+    assert load_splits(options, arrays=(IMAGES, LABELS)).test is None
+    both = load_splits(options, arrays={"train": (IMAGES, LABELS), "test": (IMAGES[:2], LABELS[:2])})
+    assert both.test is not None and both.test.classes == both.train.classes == ["0", "1", "2"]
+    given = from_arrays(IMAGES, LABELS)
+    assert load_splits(options, arrays={"train": given}).train is given
+    for wrong in (None, "x", (IMAGES,), {"test": (IMAGES, LABELS)}, {"train": (IMAGES, LABELS), "val": None}):
+        with pytest.raises(DataError, match="arrays"):
+            load_splits(options, arrays=wrong)
+    with pytest.raises(DataError, match="set it to arrays"):
+        load_splits(DataOptions(), arrays=(IMAGES, LABELS))
+
+
+def _with_extra(path: Path) -> Splits:
+    return load_splits(DataOptions(extra=ExtraOptions(file=str(path), ratio=0.5)))
+
+
+@pytest.mark.parametrize("names", [("images", "labels"), ("image", "label")])
+def test_extra_file(tmp_path: Path, names: tuple[str, str]) -> None:
+    np.savez(tmp_path / "more.npz", **{names[0]: IMAGES, names[1]: LABELS})
+    extra = _with_extra(tmp_path / "more.npz").extra
+    assert extra is not None
+    assert torch.equal(extra.images[:, 0], torch.from_numpy(IMAGES))
+    assert len(extra.classes) == 10
+
+
+def test_extra_by_name() -> None:
+    extra = load_splits(DataOptions(extra=ExtraOptions(name="digits", ratio=0.5))).extra
+    assert extra is not None and len(extra) == 1297
+
+
+class _Attack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_wrong_extra_files(tmp_path: Path) -> None:
+    path, marker = tmp_path / "more.npz", tmp_path / "ran"
+    attack = np.array([_Attack(marker)], dtype=object)
+    np.savez(path, images=attack, labels=LABELS)
+    with pytest.raises(DataError, match="cannot read"):
+        _with_extra(path)
+    path.write_bytes(pickle.dumps(_Attack(marker)))
+    with pytest.raises(DataError, match="cannot read"):
+        _with_extra(path)
+    assert not marker.exists()
+    np.savez(path, images=IMAGES)
+    with pytest.raises(DataError, match="no array 'labels'"):
+        _with_extra(path)
+    np.savez(path, images=IMAGES, labels=LABELS + 8)
+    with pytest.raises(DataError, match="label 10"):
+        _with_extra(path)
+    np.savez(path, images=IMAGES[:, :4], labels=LABELS)
+    with pytest.raises(DataError, match="resize"):
+        _with_extra(path)
+    with pytest.raises(DataError, match="cannot read"):
+        _with_extra(tmp_path / "absent.npz")
+    np.savez(path, images=IMAGES, labels=LABELS)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match="cannot read"):
+        _with_extra(path)
+    with path.open("wb") as stream:
+        np.save(stream, IMAGES)
+    with pytest.raises(DataError, match=r"\.npz"):
+        _with_extra(path)
+
+
+class Items(Dataset[Any]):
+    """A map-style data set of a list of items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.items[position]
+
+
+def _as(kind: str) -> list[Any]:
+    grey = [torch.from_numpy(image) for image in IMAGES]
+    makers: dict[str, Any] = {
+        "pil": lambda t: Image.fromarray(t.numpy()),
+        "tensor": lambda t: t[None],
+        "array": lambda t: t.numpy(),
+        "float": lambda t: t[None].double().div(255).float(),
+    }
+    return [(makers[kind](image), label) for image, label in zip(grey, LABELS.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["pil", "tensor", "array", "float"])
+def test_a_dataset_becomes_an_image_set(kind: str) -> None:
+    data = materialise(Items(_as(kind)), name="mine")
+    assert data.shape == (1, 8, 8)
+    assert torch.equal(data.batch(torch.arange(6)).x[:, 0], torch.from_numpy(IMAGES).double().div(255).float())
+    assert data.labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "empty"),
+        ([IMAGES[0]], r"\(image, label\)"),
+        ([(IMAGES[0], 0), (IMAGES[0][:4], 1)], "one size"),
+        ([(IMAGES[0], 0), (IMAGES[0] / 255.0, 1)], "one size"),
+        ([("cat.png", 0)], "PIL image"),
+        ([(IMAGES[0], "cat")], "class number"),
+        ([(IMAGES[0], True)], "class number"),
+        ([(IMAGES[0], 0.5)], "class number"),
+    ],
+)
+def test_wrong_datasets(items: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        materialise(Items(items), name="mine")
+
+
+def test_labels_may_be_tensors_and_memory_is_limited() -> None:
+    items = [(IMAGES[0], torch.tensor(1)), (IMAGES[1], np.int64(0)), (IMAGES[2], np.array([2]))]
+    assert materialise(Items(items), name="mine").labels.tolist() == [1, 0, 2]
+    with pytest.raises(DataError, match="resident: true"):
+        materialise(Items(items), name="mine", memory_limit=191)
+    assert len(materialise(Items(items), name="mine", memory_limit=192)) == 3
+
+
+def test_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_images")
+    module.whole = Items(_as("pil"))  # type: ignore[attr-defined]
+    module.split = lambda split: Items(_as("pil")[: 6 if split == "train" else 2])  # type: ignore[attr-defined]
+    module.train_only = lambda split: Items(_as("pil")) if split == "train" else None  # type: ignore[attr-defined]
+    module.number = 3  # type: ignore[attr-defined]
+    module.no_argument = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_images", module)
+    with pytest.raises(GeneralistError, match="--trust-code"):
+        load_splits(DataOptions(name="my_images:whole"))
+    sizes = {}
+    for name in ("whole", "split", "train_only"):
+        splits = load_splits(DataOptions(name=f"my_images:{name}"), trust_code=True)
+        assert isinstance(splits.train, ImageSet)
+        sizes[name] = (len(splits.train), None if splits.test is None else len(splits.test))
+    assert sizes == {"whole": (6, None), "split": (6, 2), "train_only": (6, None)}
+    for name in ("number", "no_argument", "absent"):
+        with pytest.raises(GeneralistError, match=name):
+            load_splits(DataOptions(name=f"my_images:{name}"), trust_code=True)
+
+
+def test_folder_streamed_and_resident(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / "train" / label).mkdir(parents=True)
+        Image.fromarray(IMAGES[0]).resize((20, 20)).save(tmp_path / "train" / label / "x.png")
+    streamed = load_splits(DataOptions(name="folder", root=str(tmp_path), resolution=12, workers=1))
+    resident = load_splits(DataOptions(name="folder", root=str(tmp_path), resolution=12, resident=True))
+    assert streamed.test is None
+    assert (streamed.train.resident, resident.train.resident) == (False, True)
+    index = torch.tensor([1, 0])
+    assert torch.equal(streamed.train.batch(index).x, resident.train.batch(index).x)

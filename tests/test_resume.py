@@ -1,0 +1,413 @@
+"""Interruption, damage and branching: a run that goes on is the run that was never stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import random as python_random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe, train
+
+from generalist.core.errors import GeneralistError, InterruptedRunError, RunError
+from generalist.core.files import sha256
+from generalist.core.run import RunDirectory
+from generalist.recipe import Recipe, to_yaml
+from generalist.training import checkpoint as checkpoints
+from generalist.training.artefacts import branch_files, load_weights
+from generalist.training.loop import Listener, Trainer
+
+AVERAGING = {"decay": 0.9}
+FAST = {"epochs": 4, "batch_size": 6, "seed": 3}
+STEPS = 12
+
+
+def plain() -> Recipe:
+    return tiny_recipe(
+        [ROBUST, {**NATURAL, "optimizer": {"kind": "adam", "lr": 0.01}}],
+        mixing={"redistribution": {"every": 2, "start_epoch": 2}},
+        train=FAST,
+    )
+
+
+def averaged() -> Recipe:
+    return tiny_recipe(
+        [{**ROBUST, "averaging": AVERAGING}, {**NATURAL, "averaging": AVERAGING}],
+        mixing={"source": "averaged", "redistribution": {"every": 1, "start_epoch": 2}},
+        train={**FAST, "last_batch": "fill"},
+    )
+
+
+def published() -> Recipe:
+    # Nothing is held out in this style: batches of 8 make three iterations an epoch, as elsewhere.
+    return tiny_recipe(
+        style="published-code",
+        mixing={"redistribution": {"every": 2, "start_epoch": 2}},
+        train={**FAST, "batch_size": 8},
+        validation={"every": 2, "images": 9},
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"plain": plain, "averaged": averaged, "published": published}
+
+
+def metrics_of(path: Path) -> list[dict[str, Any]]:
+    records = RunDirectory(path).read_metrics()
+    return [{key: value for key, value in record.items() if key != "images_per_second"} for record in records]
+
+
+def assert_same_run(one: Trainer, other: Trainer) -> None:
+    mine, theirs = one.live_tensors(), other.live_tensors()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert metrics_of(one.directory.path) == metrics_of(other.directory.path)
+    for file in ("model.safetensors", "last.safetensors"):
+        assert sha256(one.directory.path / file) == sha256(other.directory.path / file)
+    assert one.directory.snapshot_epochs() == other.directory.snapshot_epochs()
+
+
+def signal_at(steps: set[int], number: int = signal.SIGTERM) -> Listener:
+    """A listener that sends this process a signal after each of the given steps."""
+
+    def iteration(done: int, total: int) -> None:
+        if done in steps:
+            steps.remove(done)
+            os.kill(os.getpid(), number)
+
+    return Listener(iteration=iteration)
+
+
+def run_interrupted(recipe: Recipe, path: Path, steps: set[int]) -> Trainer:
+    """Run to the end, through as many interruptions as `steps` says."""
+    remaining = set(steps)
+    for _ in range(len(steps) + 1):
+        trainer = make_trainer(recipe, path, listener=signal_at(remaining))
+        trainer.resume()
+        try:
+            trainer.run()
+        except InterruptedRunError:
+            continue
+        assert not remaining
+        return trainer
+    raise AssertionError("the run never came to its end")
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_interrupted_once_at_any_step_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
+    recipe = RECIPES[kind]()
+    whole = train(recipe, tmp_path / "whole")
+    for step in range(1, STEPS + 1):
+        broken = run_interrupted(recipe, tmp_path / f"broken-{step}", {step})
+        assert_same_run(broken, whole)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_interrupted_many_times_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
+    recipe = RECIPES[kind]()
+    whole = train(recipe, tmp_path / "whole")
+    chance = python_random.Random(0)
+    for attempt in range(3):
+        steps = set(chance.sample(range(1, STEPS + 1), 7))
+        assert_same_run(run_interrupted(recipe, tmp_path / f"broken-{attempt}", steps), whole)
+
+
+def test_an_interruption_says_where_and_how_to_go_on(tmp_path: Path) -> None:
+    trainer = make_trainer(plain(), tmp_path, listener=signal_at({4}, signal.SIGINT))
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(InterruptedRunError, match=r"epoch 2 at step 4.*--resume") as caught:
+        trainer.run()
+    assert caught.value.exit_code == 128 + signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is handler, "the caller's signal handler is back"
+    assert (tmp_path / "checkpoints" / "step-000000004.pt").is_file()
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    whole = train(plain(), tmp_path)
+    before = {name: tensor.clone() for name, tensor in whole.live_tensors().items()}
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    again = make_trainer(plain(), tmp_path)
+    assert again.resume()
+    again.run()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.live_tensors().items())
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_without_a_checkpoint_resume_starts_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"half')
+    trainer = make_trainer(plain(), tmp_path)
+    assert not trainer.resume()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        mixing={"redistribution": {"every": 2, "start_epoch": 2}}, train={"epochs": 400, "batch_size": 6, "seed": 1}
+    )
+    recipe = recipe.model_copy(update={"validation": recipe.validation.model_copy(update={"every": 10})})
+    (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
+    helper = Path(__file__).with_name("training_helpers.py")
+    killed = tmp_path / "killed"
+    command = [sys.executable, str(helper), str(tmp_path / "recipe.json"), str(killed)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(killed.glob("checkpoints/step-*.pt")):
+        time.sleep(0.01)
+    time.sleep(python_random.Random().uniform(0, 0.5))
+    process.kill()
+    process.wait()
+    before = len(list(killed.glob("checkpoints/step-*.pt")))
+    assert process.returncode == -signal.SIGKILL, "the run was too short to be killed"
+    assert before
+    trainer = make_trainer(recipe, killed)
+    assert trainer.resume()
+    assert 0 < trainer.step < 400 * trainer.steps_per_epoch
+    trainer.run()
+    assert_same_run(trainer, train(recipe, tmp_path / "whole"))
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------------
+
+
+def stopped(path: Path, step: int = 8, recipe: Recipe | None = None) -> list[Path]:
+    """A run that was stopped, and its checkpoints, newest first."""
+    with pytest.raises(InterruptedRunError):
+        make_trainer(recipe or plain(), path, listener=signal_at({step})).run()
+    found = sorted(path.glob("checkpoints/step-*.pt"), reverse=True)
+    assert [file.name for file in found] == [f"step-{step:09d}.pt", "step-000000006.pt"]
+    return found
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "no checksum", "wrong checksum"])
+def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tmp_path: Path, damage: str) -> None:
+    newest, _ = stopped(tmp_path / "broken")
+    data = newest.read_bytes()
+    if damage == "truncated":
+        newest.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        newest.write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
+    elif damage == "empty":
+        newest.write_bytes(b"")
+    elif damage == "no checksum":
+        newest.with_suffix(".sha256").unlink()
+    else:
+        newest.with_suffix(".sha256").write_bytes(b"\xff\x00")
+    said: list[str] = []
+    trainer = make_trainer(plain(), tmp_path / "broken", listener=Listener(say=said.append))
+    assert trainer.resume()
+    assert trainer.step == 6
+    assert len(said) == 1 and newest.name in said[0] and "falling back" in said[0]
+    trainer.run()
+    assert_same_run(trainer, train(plain(), tmp_path / "whole"))
+
+
+def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
+    for file in stopped(tmp_path):
+        file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(RunError, match="no checkpoint .* is whole"):
+        make_trainer(plain(), tmp_path).resume()
+
+
+def test_two_checkpoints_are_kept_and_nothing_else(tmp_path: Path) -> None:
+    train(plain(), tmp_path)
+    names = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-000000009.pt", "step-000000009.sha256", "step-000000012.pt", "step-000000012.sha256"]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_checkpoint_is_plain_tensors(tmp_path: Path) -> None:
+    train(plain(), tmp_path)
+    content = torch.load(tmp_path / "checkpoints" / "step-000000012.pt", weights_only=True)
+    assert content["format"] == 1
+    assert {"live.global.weights", "live.learner.natural.optimizer.square"} <= content["tensors"].keys()
+    assert isinstance(content["values"], str)
+
+
+class _Payload:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_a_crafted_checkpoint_runs_no_code(tmp_path: Path, how: str) -> None:
+    run = RunDirectory(tmp_path)
+    run.checkpoints.mkdir()
+    path, target = run.checkpoints / "step-000000001.pt", tmp_path / "owned"
+    if how == "torch":
+        torch.save({"format": 1, "tensors": {}, "values": _Payload(target)}, path)
+    else:
+        path.write_bytes(pickle.dumps(_Payload(target)))
+    path.with_suffix(".sha256").write_text(sha256(path))
+    said: list[str] = []
+    with pytest.raises(RunError, match="no checkpoint"):
+        checkpoints.load_newest(run, warn=said.append)
+    assert not target.exists()
+    assert "cannot be read" in said[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"format": 2, "tensors": {}, "values": "{}"},
+        {"format": 1, "tensors": [], "values": "{}"},
+        {"format": 1, "tensors": {"a": 3}, "values": "{}"},
+        {"format": 1, "tensors": {}, "values": "[]"},
+        {"format": 1, "tensors": {}, "values": "{"},
+        {"format": 1},
+        [],
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: Any) -> None:
+    run = RunDirectory(tmp_path)
+    run.checkpoints.mkdir()
+    path = run.checkpoints / "step-000000001.pt"
+    torch.save(content, path)
+    path.with_suffix(".sha256").write_text(sha256(path))
+    with pytest.raises(RunError):
+        checkpoints.load_newest(run, warn=lambda text: None)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    with pytest.raises(RunError, match="does not fit the recipe"):
+        make_trainer(averaged(), tmp_path).resume()
+    other = tiny_recipe([ROBUST, {**NATURAL, "name": "other"}], train=FAST)
+    with pytest.raises(RunError, match="does not fit the recipe"):
+        make_trainer(other, tmp_path).resume()
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_earlier_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = False
+
+    def iteration(done: int, total: int) -> None:
+        nonlocal full
+        full = done > 7
+
+    fsync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(RunError, match="no space left"):
+        make_trainer(plain(), tmp_path / "full", listener=Listener(iteration=iteration)).run()
+    monkeypatch.undo()
+    assert sorted(p.name for p in tmp_path.glob("full/checkpoints/*.pt")) == ["step-000000003.pt", "step-000000006.pt"]
+    assert not [p for p in (tmp_path / "full").rglob("*") if p.suffix in {".tmp", ".new"}]
+    trainer = make_trainer(plain(), tmp_path / "full")
+    assert trainer.resume()
+    assert trainer.step == 6
+    trainer.run()
+    assert_same_run(trainer, train(plain(), tmp_path / "whole"))
+
+
+def test_the_lock_refuses_a_second_process(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from generalist.core.run import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).lock(): print('held')"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with RunDirectory(tmp_path).lock():
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+        with pytest.raises(RunError, match="in use"), RunDirectory(tmp_path).lock():
+            pass
+    assert refused.returncode != 0
+    assert "in use by another process" in refused.stderr
+    free = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert free.stdout.strip() == "held", "the lock ends with its holder"
+
+
+# -- snapshots and branches -------------------------------------------------------------------------------------------------
+
+
+def finished(path: Path, **changes: Any) -> Trainer:
+    recipe = tiny_recipe(
+        [{**ROBUST, "averaging": AVERAGING}, NATURAL], train={**FAST, "snapshots": {"every": 2, **changes}}
+    )
+    trainer = train(recipe, path)
+    (path / "recipe.yaml").write_text(to_yaml(recipe))
+    return trainer
+
+
+def test_a_branch_starts_from_every_learner_of_the_snapshot(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    files = branch_files(f"{tmp_path / 'run'}@2", ["robust", "natural"])
+    assert set(files) == {"global", "robust", "robust.average", "natural"}
+    branch = make_trainer(averaged(), tmp_path / "branch")
+    branch.start_from(files)
+    robust, natural = branch.learners
+    for vector, name in [
+        (robust.flat.vector, "robust"),
+        (natural.flat.vector, "natural"),
+        (branch.global_learner.vector, "global"),
+    ]:
+        state, about = load_weights(tmp_path / "run" / "snapshots" / "2" / f"{name}.safetensors")
+        assert about["epoch"] == 2
+        assert torch.equal(vector, robust.flat.read(state)[0]), name
+    assert robust.average is not None and natural.average is not None
+    state, _ = load_weights(files["robust.average"])
+    assert torch.equal(robust.average.vector, robust.flat.read(state)[0])
+    assert torch.equal(natural.average.vector, natural.flat.vector), "an average that was not kept starts at the learner"
+    assert int(robust.flat.counters[0]) == 6
+    assert not any(tensor.any() for tensor in robust.optimizer.state.values())
+    branch.run()
+
+
+def test_a_learner_that_the_run_did_not_have_starts_from_the_global_one(tmp_path: Path) -> None:
+    finished(tmp_path / "run", dtype="fp16")
+    files = branch_files(str(tmp_path / "run"), ["robust", "new"])
+    assert files["global"].parent.name == "4"
+    branch = make_trainer(tiny_recipe([ROBUST, {**NATURAL, "name": "new"}], train=FAST), tmp_path / "branch")
+    branch.start_from(files)
+    assert torch.equal(branch.learners[1].flat.vector, branch.global_learner.vector)
+    assert not torch.equal(branch.learners[0].flat.vector, branch.global_learner.vector)
+
+
+def test_a_branch_goes_on_with_the_schedules_of_its_epoch(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    recipe = tiny_recipe(train={**FAST, "start_epoch": 2})
+    branch = make_trainer(recipe, tmp_path / "branch")
+    branch.start_from(branch_files(f"{tmp_path / 'run'}@2", ["robust", "natural"]))
+    branch.run()
+    assert [record["epoch"] for record in metrics_of(tmp_path / "branch")] == [3, 4]
+    # The last iteration has 11/3 epochs behind it: 0.917 of training, between 0.1 at 2/3 and 0.01 at 1.
+    expected = 0.02 * (0.1 + (0.01 - 0.1) * (11 / 12 - 2 / 3) * 3)
+    assert metrics_of(tmp_path / "branch")[-1]["lr"]["robust"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    with pytest.raises(RunError, match=r"no snapshot of epoch 3; kept: 2, 4"):
+        branch_files(f"{tmp_path / 'run'}@3", ["robust"])
+    with pytest.raises(RunError, match="not a run directory"):
+        branch_files(str(tmp_path / "nowhere"), ["robust"])
+    (tmp_path / "run" / "snapshots" / "4" / "global.safetensors").write_bytes(b"no weights")
+    with pytest.raises(RunError, match="not a whole safetensors file"):
+        make_trainer(plain(), tmp_path / "b").start_from(branch_files(str(tmp_path / "run"), ["robust"]))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "recipe.yaml").write_text("{}")
+    with pytest.raises(RunError, match="neither snapshots nor weights"):
+        branch_files(str(tmp_path / "empty"), ["robust"])
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    other = make_trainer(tiny_recipe(model={"name": "small", "width": 2}, train=FAST), tmp_path / "other")
+    with pytest.raises(GeneralistError, match="do not fit this architecture"):
+        other.start_from(branch_files(str(tmp_path / "run"), ["robust"]))
