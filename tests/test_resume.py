@@ -151,7 +151,7 @@ def test_without_a_checkpoint_resume_starts_anew(tmp_path: Path) -> None:
 
 def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
     recipe = tiny_recipe(
-        mixing={"redistribution": {"every": 2, "start_epoch": 2}}, train={"epochs": 400, "batch_size": 6, "seed": 1}
+        mixing={"redistribution": {"every": 2, "start_epoch": 2}}, train={"epochs": 200, "batch_size": 6, "seed": 1}
     )
     recipe = recipe.model_copy(update={"validation": recipe.validation.model_copy(update={"every": 10})})
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
@@ -170,7 +170,7 @@ def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
     assert before
     trainer = make_trainer(recipe, killed)
     assert trainer.resume()
-    assert 0 < trainer.step < 400 * trainer.steps_per_epoch
+    assert 0 < trainer.step < 200 * trainer.steps_per_epoch
     trainer.run()
     assert_same_run(trainer, train(recipe, tmp_path / "whole"))
 

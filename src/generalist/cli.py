@@ -125,12 +125,14 @@ def data_check(name: Annotated[str, typer.Argument(help="The data set.")], root:
 @recipes_app.command("list")
 def recipes_list() -> None:
     """List the shipped recipes. Example: generalist recipes list"""
-    table = Table("name", "learners", "epochs", "source")
+    table = Table("name", "learners", "epochs", "style")
+    table.columns[0].no_wrap = True
     for name in shipped_names():
         recipe = load_recipe(name)
         learners = " + ".join(learner.name for learner in recipe.learners)
-        table.add_row(name, learners, str(recipe.train.epochs), escape(recipe.source))
+        table.add_row(name, learners, str(recipe.train.epochs), recipe.style)
     console.print(table)
+    console.print("generalist recipes show NAME says where its settings come from", soft_wrap=True)
 
 
 @recipes_app.command("show")

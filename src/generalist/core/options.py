@@ -46,10 +46,13 @@ def parse_number(value: Any) -> Any:
 
 
 def format_number(value: float) -> float | str:
-    """Pixel budgets read better as they are written: 8/255, not 0.03137254901960784."""
-    pixels = round(value * 255)
-    if 0 < pixels < 256 and pixels / 255 == value and value != round(value, 4):
-        return f"{pixels}/255"
+    """What reads better as a fraction is written as one: 8/255 and 1/3, not 0.03137254901960784."""
+    if value == round(value, 6):
+        return value
+    for denominator in (3, 6, 7, 9, 255):
+        numerator = round(value * denominator)
+        if numerator and numerator / denominator == value:
+            return f"{numerator}/{denominator}"
     return value
 
 

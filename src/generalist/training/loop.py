@@ -145,21 +145,28 @@ class Trainer:
             self.listener.iteration(self.step, train.epochs * self.steps_per_epoch)
             self._between_iterations(request, epoch)
         self._end_epoch(epoch, images=(self.step - first) * train.batch_size, seconds=time.monotonic() - started)
+        if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
+            self._answer(request, epoch)
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
         """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
         if self.device.type == "cpu" or self.step % 50 == 0:
             self.engine.check_finite()
-        if self.step % self.steps_per_epoch == 0 and request.received is None:
-            return  # the epoch's end comes first; its checkpoint is better
-        if request.received is not None:
-            self.checkpoint()
-            raise InterruptedRunError(
-                f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
-                request.received,
-            )
+        if self.step % self.steps_per_epoch == 0:
+            return  # the epoch's end comes first: whoever resumes from a checkpoint here would leave it out
+        self._answer(request, epoch)
         if time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes:
             self.checkpoint()
+
+    def _answer(self, request: StopRequest, epoch: int) -> None:
+        """Stop with a checkpoint where a signal asked for it."""
+        if request.received is None:
+            return
+        self.checkpoint()
+        raise InterruptedRunError(
+            f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
+            request.received,
+        )
 
     def _end_epoch(self, epoch: int, *, images: int, seconds: float) -> None:
         """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""

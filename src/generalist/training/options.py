@@ -228,7 +228,7 @@ class TrainOptions(Options):
     threads: int = Field(default=0, ge=0)
     """CPU threads; 0: PyTorch's choice."""
 
-    checkpoint_epochs: int = Field(default=1, ge=1)
+    checkpoint_epochs: int = Field(default=5, ge=1)
     """Write a checkpoint every this many epochs."""
 
     checkpoint_minutes: Positive = 10.0
