@@ -145,7 +145,9 @@ def test_counters_follow_the_lead_and_learning_rates_their_schedules(tmp_path: P
 # -- the learners' own averages ---------------------------------------------------------------------------------------------
 
 
-def restated_average(before: list[Moment], after: list[Moment], *, decay: float, warmup: bool, restarts: set[int]) -> None:
+def restated_average(
+    before: list[Moment], after: list[Moment], *, decay: float, warmup: bool, restarts: set[int]
+) -> None:
     """e <- d e + (1 - d) theta; before the iterations in `restarts` it starts anew at the learner's weights."""
     average, count = before[0].weights.copy(), 0
     for k, (was, now) in enumerate(zip(before, after, strict=True)):

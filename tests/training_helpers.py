@@ -123,7 +123,7 @@ def tiny_recipe(learners: Sequence[dict[str, Any]] = (ROBUST, NATURAL), **change
         "data": {"name": "arrays", "augmentation": {"crop": 1, "flip": True}},
         "model": {"name": "tiny"},
         "learners": list(learners),
-        "train": {"epochs": 4, "batch_size": 6, "precision": "fp64", "seed": 3},
+        "train": {"epochs": 4, "batch_size": 6, "precision": "fp64", "seed": 3, "checkpoint_epochs": 1},
         "validation": {"images": 6, "every": 1, "steps": 2},
     }
     for section, value in changes.items():

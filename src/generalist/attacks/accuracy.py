@@ -6,17 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from generalist.attacks.pgd import AttackOptions, pgd
-from generalist.attacks.threats import Threat
+from generalist.attacks.threats import Threat, widen
 from generalist.data.sets import Batch
 from generalist.tensors.modes import frozen
 
 
 @torch.no_grad()
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits in evaluation mode; the model is given back as it was."""
+    """Logits in evaluation mode and at least single precision; the model is given back as it was."""
     with frozen(model):
-        logits: Tensor = model(x)
-    return logits
+        return widen(model(x))
 
 
 def correct_natural(model: nn.Module, batch: Batch) -> Tensor:

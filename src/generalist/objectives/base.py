@@ -7,7 +7,6 @@ loop never asks which objective is running.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -17,12 +16,13 @@ from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 from torch import Tensor, nn
 
 from generalist.attacks.pgd import AttackOptions, pgd
-from generalist.attacks.threats import Threat
+from generalist.attacks.threats import Threat, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
+from generalist.tensors.modes import computing_in
 
 Metrics = dict[str, Tensor]
 
@@ -56,10 +56,8 @@ class LearnerView:
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits in at least single precision."""
-        device = x.device.type
-        with torch.autocast(device, self.autocast) if self.autocast else nullcontext():
-            logits: Tensor = self.model(x)
-        return logits if logits.dtype == torch.float64 else logits.float()
+        with computing_in(self.autocast, x.device):
+            return widen(self.model(x))
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
@@ -67,7 +65,7 @@ class LearnerView:
     def adversarial(self, batch: Batch, progress: Progress, **changes: Any) -> Tensor:
         """The batch's images, attacked in the learner's own threat model against its current weights."""
         assert self.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
-        with torch.autocast(batch.x.device.type, self.autocast) if self.autocast else nullcontext():
+        with computing_in(self.autocast, batch.x.device):
             return pgd(
                 self.model,
                 batch.x,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 
@@ -55,3 +56,8 @@ def _lend_copies(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
     copies: dict[int, Tensor] = {}
     for owner, name, buffer in buffers:
         owner._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+def computing_in(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:
+    """Forward passes in mixed precision of `dtype`; None leaves them in the precision of the weights."""
+    return torch.autocast(device.type, dtype) if dtype is not None else nullcontext()

@@ -95,11 +95,21 @@ class EagerEngine:
         self.iterations = 0
         return means
 
-    def check_finite(self) -> None:
-        """Raise where a learner's loss has stopped being finite. Waits for the device."""
+    def check_finite(self, *, weights: bool = False) -> None:
+        """Raise where a learner's loss, or one of its weights, has stopped being finite. Waits for the device.
+
+        A finite loss can have a gradient that is not; the weights tell before the next loss does.
+        """
         for learner, step in zip(self.learners, self.first_bad.tolist(), strict=True):
             if step >= 0:
-                raise DivergedError(
-                    f"learner {learner.name!r}: the loss is not finite at step {step}; the last good checkpoint is "
-                    "kept. Try a smaller optimizer.lr, train.precision fp32, or fewer attack steps"
-                )
+                raise diverged(learner.name, f"the loss is not finite at step {step}")
+            if weights and not bool(torch.isfinite(learner.flat.vector).all()):
+                raise diverged(learner.name, f"the weights are not finite after step {int(self.step)}")
+
+
+def diverged(name: str, what: str) -> DivergedError:
+    """The error that says which learner diverged, and what to try."""
+    return DivergedError(
+        f"learner {name!r}: {what}; the last good checkpoint is kept. Try a smaller optimizer.lr, "
+        "train.precision fp32, or fewer attack steps"
+    )

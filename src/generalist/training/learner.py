@@ -29,6 +29,7 @@ class Learner:
         seed: int,
         autocast: torch.dtype | None = None,
         counters: str = "copy",
+        compiled: bool = False,
     ) -> None:
         self.options = options
         self.name = options.name
@@ -40,6 +41,8 @@ class Learner:
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
+        if compiled:
+            model.compile()
         objective.setup(
             LearnerView(
                 name=self.name,

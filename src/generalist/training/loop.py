@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from generalist._version import __version__
-from generalist.core.errors import InterruptedRunError
+from generalist.core.errors import InterruptedRunError, RecipeError
 from generalist.core.files import clear_write_errors
 from generalist.core.run import RunDirectory
 from generalist.data.options import Splits
@@ -24,8 +25,9 @@ from generalist.models import build_model, check_model
 from generalist.objectives.base import build_objective
 from generalist.training import checkpoint as checkpoints
 from generalist.training.artefacts import save_snapshot, save_weights, start_from
-from generalist.training.engine import EagerEngine
+from generalist.training.engine import EagerEngine, diverged
 from generalist.training.global_learner import GlobalLearner
+from generalist.training.graph import GraphEngine, why_not_graph
 from generalist.training.learner import Learner
 from generalist.training.measures import Regret
 from generalist.training.options import Job
@@ -65,7 +67,7 @@ class Trainer:
         self.train_images = self.train_images.to(device)
         self.learners = self._build_learners(trust_code=trust_code)
         self.global_learner = GlobalLearner(self.learners, job.mixing)
-        self.engine = EagerEngine(job, self.learners, self.global_learner)
+        self.engine = self._build_engine()
         self.steps_per_epoch = len(self._batches(1))
         self.step = job.train.start_epoch * self.steps_per_epoch
         self.regret = Regret()
@@ -84,18 +86,29 @@ class Trainer:
         if job.train.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         check_model(model, images.shape, len(images.classes), self.device)
-        autocast = torch.bfloat16 if job.train.precision == "bf16" else None
         return [
             Learner(
                 options,
                 copy.deepcopy(model),
                 build_objective(options.objective, trust_code=trust_code),
                 seed=job.train.seed,
-                autocast=autocast,
+                autocast=job.train.autocast,
                 counters=job.mixing.counters,
+                compiled=job.train.compile,
             )
             for options in job.learners
         ]
+
+    def _build_engine(self) -> EagerEngine:
+        wanted = self.job.train.engine
+        variants = max(len(learner.objective.variants) for learner in self.learners)
+        problem = why_not_graph(self.job, self.train_images, self.device, variants)
+        if wanted == "graph" and problem is not None:
+            raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
+        if wanted == "auto" and problem is not None and self.device.type == "cuda":
+            self.listener.say(f"eager engine: {problem}")
+        graph = wanted != "eager" and problem is None
+        return (GraphEngine if graph else EagerEngine)(self.job, self.learners, self.global_learner)
 
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
@@ -171,7 +184,7 @@ class Trainer:
     def _end_epoch(self, epoch: int, *, images: int, seconds: float) -> None:
         """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""
         train, last = self.job.train, epoch == self.job.train.epochs
-        self.engine.check_finite()
+        self.engine.check_finite(weights=True)
         for learner in self.learners:
             learner.objective.epoch_end(epoch)
         gammas = self.engine.gammas.tolist()
@@ -207,6 +220,9 @@ class Trainer:
 
     def _validate(self, epoch: int, gammas: list[float]) -> dict[str, Any]:
         found: Validation = self.validator(self.learners, self.global_learner, gammas)
+        for name, loss in found.task_loss.items():
+            if not math.isfinite(loss):  # finite weights can still be too large for finite logits
+                raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         self.regret.add(found.task_loss)
         score = found.score(self.job.validation)
         rule = self.job.validation.rule
@@ -269,8 +285,8 @@ class Trainer:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def checkpoint(self) -> None:
-        """Write one, unless a loss has stopped being finite."""
-        self.engine.check_finite()
+        """Write one, unless a loss or a weight has stopped being finite."""
+        self.engine.check_finite(weights=True)
         tensors = {f"live.{name}": tensor.cpu() for name, tensor in self.live_tensors().items()}
         tensors |= {f"sums.{name}": tensor.cpu() for name, tensor in self.engine.sums.items()}
         for learner in self.learners:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from generalist.attacks.pgd import AttackOptions
@@ -219,6 +220,13 @@ class TrainOptions(Options):
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32."""
 
+    engine: Literal["auto", "eager", "graph"] = "auto"
+    """`eager` runs everywhere; `graph` records an iteration as a CUDA graph and replays it. `auto`: graph where it can
+    be, else eager, with a line that says why."""
+
+    compile: bool = False
+    """Compile the network with torch.compile: faster iterations, a slower start."""
+
     channels_last: bool = True
     """Store images and weights with channels last, which convolutions prefer."""
 
@@ -236,6 +244,11 @@ class TrainOptions(Options):
 
     snapshots: SnapshotOptions = SnapshotOptions()
     """Weights kept for mixing and branching."""
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The mixed-precision type of forward passes; None: that of the weights."""
+        return torch.bfloat16 if self.precision == "bf16" else None
 
 
 class ValidationOptions(Options):

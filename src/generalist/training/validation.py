@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from generalist.data.options import Splits
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import hold_out, subset
 from generalist.tensors.flat import Flat
+from generalist.tensors.modes import computing_in
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 from generalist.training.measures import drift, ensemble, mixing_gap
@@ -99,8 +100,7 @@ class Validator:
         tallies = {name: _Tally() for name in (GLOBAL, *subjects)}
         mixed = mix(list(subjects.values()), gammas)
         gap, ensemble_correct = 0.0, 0
-        for batch in iterate(self.images, self.batches):
-            batch = replace(batch, x=batch.x.to(flat.vector.dtype))
+        for batch in self._batches(flat.vector.dtype):
             flat.vector.copy_(global_learner.vector)
             self._measure(flat, batch, tallies[GLOBAL], own=None)
             logits = []
@@ -108,7 +108,7 @@ class Validator:
                 flat.vector.copy_(learner.flat.vector)
                 logits.append(self._measure(flat, batch, tallies[learner.name], own=learner))
             flat.vector.copy_(mixed)
-            gap += mixing_gap(logits_of(flat.module, batch.x), logits, gammas).sum().item()
+            gap += mixing_gap(self._logits(flat, batch.x), logits, gammas).sum().item()
             ensemble_correct += int((ensemble(logits, gammas).argmax(1) == batch.y).sum().item())
         size = learners[0].flat.parameter_size
         return Validation(
@@ -122,9 +122,13 @@ class Validator:
             gap=gap / self.count,
         )
 
+    def _batches(self, dtype: torch.dtype) -> Iterator[Batch]:
+        for batch in iterate(self.images, self.batches):
+            yield replace(batch, x=batch.x.to(dtype))
+
     def _measure(self, flat: Flat, batch: Batch, tally: _Tally, *, own: Learner | None) -> Tensor:
         """Count one batch for the weights now in `flat`; returns the natural logits."""
-        natural = logits_of(flat.module, batch.x)
+        natural = self._logits(flat, batch.x)
         right = natural.argmax(1) == batch.y
         tally.add("natural", right)
         task_logits = natural
@@ -139,14 +143,21 @@ class Validator:
         return natural
 
     def _attacked(self, flat: Flat, batch: Batch, threat: Threat, options: AttackOptions) -> Tensor:
-        adversarial = pgd(
-            flat.module,
-            batch.x,
-            batch.y,
-            threat=threat,
-            options=options,
-            seed=self.job.train.seed,
-            purpose=f"validation/{threat}",
-            index=batch.index,
-        )
-        return logits_of(flat.module, adversarial)
+        """Logits of the images after PGD."""
+        with computing_in(self.job.train.autocast, batch.x.device):
+            adversarial = pgd(
+                flat.module,
+                batch.x,
+                batch.y,
+                threat=threat,
+                options=options,
+                seed=self.job.train.seed,
+                purpose=f"validation/{threat}",
+                index=batch.index,
+            )
+        return self._logits(flat, adversarial)
+
+    def _logits(self, flat: Flat, x: Tensor) -> Tensor:
+        # A context of its own for each network: autocast may remember casts of weights that change below it.
+        with computing_in(self.job.train.autocast, x.device):
+            return logits_of(flat.module, x)

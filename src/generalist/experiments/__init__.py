@@ -1,0 +1,1 @@
+"""Small experiments whose output the documents quote; each is a module that runs by itself."""

@@ -1,0 +1,87 @@
+"""The graph engine: the same iteration, recorded once as a CUDA graph and replayed without host work.
+
+Data, augmentation, attacks, every learner's step, averaging and mixing are in the graph. What changes from one
+iteration to the next (sample indices, learning rates, gammas, step, epoch) lies in device tensors that are refilled
+before each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from generalist.data.augment import AugmentOptions
+from generalist.data.sets import Images
+from generalist.training.engine import EagerEngine
+from generalist.training.options import Job
+
+WARM_UP = 3  # iterations before recording: cuDNN picks its kernels, torch.compile compiles, caches are filled
+
+
+def why_not_graph(job: Job, images: Images, device: torch.device, variants: int) -> str | None:
+    """Why this run cannot be recorded; None where it can."""
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    if not images.resident:
+        return "the images are streamed from files"
+    if job.train.last_batch == "keep":
+        return "train.last_batch is keep, so batches differ in size"
+    if variants > 1:
+        return "an objective's batches take several shapes"
+    return None
+
+
+class GraphEngine(EagerEngine):
+    """Records the first iteration and replays it. Between replays the state may be changed in place."""
+
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def feed(
+        self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
+    ) -> Iterator[Any]:
+        """Sample indices; the graph itself fetches and augments the images."""
+        self._source = (images, seed, options)
+        return iter([batch.to(self.device) for batch in batches])
+
+    def iteration(self, batch: Any) -> None:
+        if self.graph is None:
+            self.index = batch.clone()
+            self._record()
+        self.index.copy_(batch)
+        assert self.graph is not None
+        self.graph.replay()
+        self.iterations += 1
+
+    def _whole_iteration(self) -> None:
+        images, seed, options = self._source
+        super().iteration(images.augmented(self.index, epoch=self.epoch, seed=seed, options=options))
+
+    def _record(self) -> None:
+        """Warm up, record, and put everything that these iterations changed back in place."""
+        before = {key: tensor.clone() for key, tensor in self._state().items()}
+        iterations = self.iterations
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._whole_iteration()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._whole_iteration()
+        for key, tensor in self._state().items():
+            if key in before:
+                tensor.copy_(before[key])
+            else:
+                tensor.zero_()  # a sum that the warm-up began
+        self.graph, self.iterations = graph, iterations
+
+    def _state(self) -> dict[str, Tensor]:
+        state = {"first_bad": self.first_bad, **{f"sum.{name}": total for name, total in self.sums.items()}}
+        state |= {f"global.{name}": tensor for name, tensor in self.global_learner.state().items()}
+        for learner in self.learners:
+            state |= {f"{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
+        return state
