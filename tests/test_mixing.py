@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from training_helpers import (
     CLASSES,
     L2,
@@ -86,7 +86,7 @@ def check_global(trace: Trace, expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(ours, theirs, **TOLERANCE, err_msg=f"iteration {k}")
 
 
-# -- mixing ---------------------------------------------------------------------------------------------------------------
+# -- mixing -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -142,7 +142,7 @@ def test_counters_follow_the_lead_and_learning_rates_their_schedules(tmp_path: P
         assert trace.lr["robust"][k] == pytest.approx(0.02 * np.interp(position, THIRDS, [1, 1, 0.1, 0.01]), abs=1e-15)
 
 
-# -- the learners' own averages ---------------------------------------------------------------------------------------------
+# -- the learners' own averages ---------------------------------------------------------------------------------------
 
 
 def restated_average(
@@ -179,7 +179,7 @@ def test_averages_follow_their_learners(tmp_path: Path, warmup: bool, reset: boo
     check_global(trace, restated_global(trace, gammas, decay=0.9, warmup=True, averaged=True))
 
 
-# -- redistribution ---------------------------------------------------------------------------------------------------------
+# -- redistribution ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_the_papers_epochs() -> None:
     assert [epoch for epoch in range(1, 121) if published.due(epoch, 120)] == [*due, 120]
 
 
-# -- the end of an epoch ------------------------------------------------------------------------------------------------------
+# -- the end of an epoch ----------------------------------------------------------------------------------------------
 
 
 def network(state: dict[str, torch.Tensor]) -> TinyNet:
@@ -303,7 +303,7 @@ def test_the_best_epoch_is_the_one_with_the_highest_sum(tmp_path: Path) -> None:
     assert torch.equal(trainer.learners[0].flat.read(last)[0], trainer.global_learner.vector)
 
 
-# -- the published code's column ----------------------------------------------------------------------------------------------
+# -- the published code's column --------------------------------------------------------------------------------------
 
 
 def test_the_published_code_by_hand(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_the_published_code_by_hand(tmp_path: Path) -> None:
     assert float(np.abs(theta[buffers.offset] - trace.start[buffers.offset])) > 1e-3, "BatchNorm's buffers are mixed"
 
 
-# -- the measures alone -------------------------------------------------------------------------------------------------------
+# -- the measures alone -----------------------------------------------------------------------------------------------
 
 
 def test_measures_of_small_numbers() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from training_helpers import reference_uniform
 
-from generalist.training.options import OptimizerOptions
 from generalist.training.optimizers import build_optimizer
+from generalist.training.options import OptimizerOptions
 
 SIZE, STEPS = 12, 30
 

@@ -150,7 +150,7 @@ def test_without_a_checkpoint_resume_starts_anew(tmp_path: Path) -> None:
 
 
 def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
-    recipe = tiny_recipe(mixing={"redistribution": {"every": 2, "start_epoch": 2}}, train={**FAST, "epochs": 200})
+    recipe = tiny_recipe(mixing={"redistribution": {"every": 2, "start_epoch": 2}}, train={**FAST, "epochs": 120})
     recipe = recipe.model_copy(update={"validation": recipe.validation.model_copy(update={"every": 10})})
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     helper = Path(__file__).with_name("training_helpers.py")
@@ -168,12 +168,12 @@ def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
     assert before
     trainer = make_trainer(recipe, killed)
     assert trainer.resume()
-    assert 0 < trainer.step < 200 * trainer.steps_per_epoch
+    assert 0 < trainer.step < 120 * trainer.steps_per_epoch
     trainer.run()
     assert_same_run(trainer, train(recipe, tmp_path / "whole"))
 
 
-# -- checkpoints ------------------------------------------------------------------------------------------------------------
+# -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def stopped(path: Path, step: int = 8, recipe: Recipe | None = None) -> list[Path]:
@@ -211,7 +211,7 @@ def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tmp_path: Path, d
 def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     for file in stopped(tmp_path):
         file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(RunError, match="no checkpoint .* is whole"):
+    with pytest.raises(RunError, match=r"no checkpoint .* is whole"):
         make_trainer(plain(), tmp_path).resume()
 
 
@@ -331,7 +331,7 @@ def test_the_lock_refuses_a_second_process(tmp_path: Path) -> None:
     assert free.stdout.strip() == "held", "the lock ends with its holder"
 
 
-# -- snapshots and branches -------------------------------------------------------------------------------------------------
+# -- snapshots and branches -------------------------------------------------------------------------------------------
 
 
 def finished(path: Path, **changes: Any) -> Trainer:

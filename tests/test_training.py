@@ -36,7 +36,7 @@ from generalist.training.loop import TEST_SELECTION, Trainer
 SEED, STEPS, EPS = 3, 3, 0.1
 
 
-# -- a learner by hand ------------------------------------------------------------------------------------------------------
+# -- a learner by hand ------------------------------------------------------------------------------------------------
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_a_trades_step_with_huge_logits_is_finite(tmp_path: Path) -> None:
     assert all(bool(value.isfinite()) for value in metrics.values())
 
 
-# -- the columns of the method's table ----------------------------------------------------------------------------------------
+# -- the columns of the method's table --------------------------------------------------------------------------------
 
 
 def styled(style: str) -> Recipe:
@@ -349,7 +349,7 @@ def test_selection_on_the_test_set_is_said_everywhere(tmp_path: Path) -> None:
     assert "warning" not in load_weights(tmp_path / "ours" / "model.safetensors")[1]
 
 
-# -- divergence ---------------------------------------------------------------------------------------------------------------
+# -- divergence -------------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_an_absurd_learning_rate_is_told_as_divergence(tmp_path: Path, batch_siz
         train(recipe, tmp_path)
 
 
-# -- what the loop feeds -------------------------------------------------------------------------------------------------------
+# -- what the loop feeds ----------------------------------------------------------------------------------------------
 
 
 def test_bf16_runs_on_the_cpu_and_keeps_weights_in_single_precision(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ if "spoiled" not in OBJECTIVES.names():
     OBJECTIVES.register("spoiled")(Spoiled)
 
 
-# -- data, recipes, runs ------------------------------------------------------------------------------------------------
+# -- data, recipes, runs ----------------------------------------------------------------------------------------------
 
 
 def tiny_images(count: int = 24, *, salt: int = 0, name: str = "tiny") -> ImageSet:
@@ -153,7 +153,7 @@ def fresh_model(trainer: Trainer) -> TinyNet:
     return model
 
 
-# -- the spy --------------------------------------------------------------------------------------------------------------
+# -- the spy ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -224,7 +224,7 @@ def _spied_step(learner: Learner, trace: Trace, *, first: bool) -> Callable[[Bat
     return spied
 
 
-# -- an independent counter-based generator -------------------------------------------------------------------------------
+# -- an independent counter-based generator ---------------------------------------------------------------------------
 
 
 def reference_mix(z: int) -> int:

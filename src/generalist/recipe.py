@@ -19,7 +19,8 @@ from generalist.core.errors import RecipeError
 from generalist.core.options import Options
 from generalist.core.plain_yaml import dump_yaml, load_yaml, merge, set_field
 from generalist.core.registry import unknown_name
-from generalist.training.options import Job, Name
+from generalist.training.mixing_options import Name
+from generalist.training.options import Job
 
 MAX_BYTES = 1 << 20
 FRESH = "fresh"

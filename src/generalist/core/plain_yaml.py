@@ -42,7 +42,7 @@ def load_yaml(text: str, where: str) -> Any:
     """The plain data that `text` says."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+    except Exception as error:  # a crafted scalar can fail anywhere in the constructors; none may end in a traceback
         raise RecipeError("", f"{where} is not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -109,6 +109,7 @@ def _position(node: list[Any], part: str, path: str) -> int:
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in node]
     if part in names:
         return names.index(part)
-    if not part.isdecimal() or int(part) >= len(node):
-        raise RecipeError(path, f"--set: there is no element {part!r} in a list of {len(node)}")
+    # A long string of digits is no position, and Python refuses to convert the longest ones.
+    if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
+        raise RecipeError(path[:200], f"--set: there is no element {part[:40]!r} in a list of {len(node)}")
     return int(part)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from generalist.training.averaging import truncated_mean, warm_decay
 from generalist.training.learner import Learner
-from generalist.training.options import MixingOptions, lead_index
+from generalist.training.mixing_options import MixingOptions
+from generalist.training.options import lead_index
 
 
 class GlobalLearner:

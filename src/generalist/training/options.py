@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import ThreatOptions
@@ -19,13 +19,12 @@ from generalist.core.schedule import Schedule
 from generalist.data.options import DataOptions
 from generalist.models import ModelOptions
 from generalist.objectives import OBJECTIVES, ObjectiveChoice
+from generalist.training.mixing_options import Decay, Fraction, MixingOptions, Name
 
 Positive = Annotated[Number, Field(gt=0)]
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-Decay = Annotated[Number, Field(ge=0, lt=1)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 LEAD: Literal["lead"] = "lead"
+_TAKEN = {"global", "best", "last"}  # what `generalist.load` and the files of a run call the global learner
 
 
 class OptimizerOptions(Options):
@@ -67,7 +66,6 @@ class AveragingOptions(Options):
 
 
 DEFAULT_LR_SCHEDULE: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 0.1, 0.01]}
-DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}
 
 
 class LearnerOptions(Options):
@@ -100,7 +98,7 @@ class LearnerOptions(Options):
     label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Mass spread evenly over all classes in cross-entropy targets."""
 
-    cutout: int = Field(default=0, ge=0)
+    cutout: int = Field(default=0, ge=0, le=4096)
     """Side in pixels of a square that is blanked out of this learner's images, on top of the shared augmentation."""
 
     @model_validator(mode="before")
@@ -124,75 +122,10 @@ class LearnerOptions(Options):
         return self
 
 
-class RedistributionOptions(Options):
-    """When the learners restart from the global learner."""
-
-    every: int = Field(default=5, ge=0)
-    """Redistribute every this many epochs (the papers' c); 0: never."""
-
-    start: Fraction = 0.625
-    """First as a fraction of training (the papers' t': epoch 75 of 120)."""
-
-    start_epoch: int | None = Field(default=None, ge=1)
-    """The same as an epoch, counted from 1; overrides `start`."""
-
-    when: Literal["epoch-end", "every-iteration"] = "epoch-end"
-    """`epoch-end`: once, at the end of epochs t' and later that are multiples of c, never after the last epoch.
-    `every-iteration`: after each iteration of those epochs, the last one included, as the published code does."""
-
-    reset: bool = True
-    """Also reset the learners' momenta and averages, which belong to weights that are gone. Papers: silent; published
-    code: keeps them."""
-
-    def first_epoch(self, epochs: int) -> int:
-        return self.start_epoch if self.start_epoch is not None else max(1, round(self.start * epochs))
-
-    def due(self, epoch: int, epochs: int) -> bool:
-        """Whether `epoch` (from 1) is one of those that redistribute."""
-        if self.every == 0 or epoch < self.first_epoch(epochs) or epoch % self.every != 0:
-            return False
-        return self.when == "every-iteration" or epoch < epochs
-
-
-class MixingOptions(Options):
-    """The global learner: theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a, after every iteration."""
-
-    lead: Name | None = None
-    """The learner that `gamma` belongs to (the papers' gamma_1); default: the first with an linf threat, else the
-    first with any threat, else the first."""
-
-    gamma: Schedule = Schedule.model_validate(DEFAULT_GAMMA)
-    """Weight of the lead learner. Papers: 1, 1, 1, 0 at 0, 1/3, 2/3 and 1 of training; published code and ours: ends
-    at 0.4. With one learner it is 1."""
-
-    shares: dict[Name, Fraction] = Field(default_factory=dict)
-    """How 1 - gamma is split among the other learners, by name, adding up to 1; default: evenly. The papers' b is the
-    natural learner's share."""
-
-    gammas: dict[Name, Schedule] | None = None
-    """A schedule of its own for every learner, adding up to 1 at all times; overrides `gamma` and `shares`."""
-
-    decay: Decay = 0.999
-    """d: share of the global learner kept at each iteration."""
-
-    warmup: bool = True
-    """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
-
-    source: Literal["raw", "averaged"] = "raw"
-    """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
-
-    counters: Literal["copy", "truncate"] = "copy"
-    """BatchNorm's integer step counts: copied from the lead learner, or averaged and truncated (published code). Its
-    float statistics are always mixed like weights."""
-
-    redistribution: RedistributionOptions = RedistributionOptions()
-    """When the learners restart from the global learner."""
-
-
 class SnapshotOptions(Options):
     """Weights of the global learner and of every learner, kept for mixing and branching."""
 
-    every: int = Field(default=0, ge=0)
+    every: int = Field(default=0, ge=0, le=1_000_000)
     """Keep one every this many epochs; 0: only the last epoch and the one before the first redistribution."""
 
     dtype: Literal["fp32", "fp16"] = "fp32"
@@ -202,13 +135,13 @@ class SnapshotOptions(Options):
 class TrainOptions(Options):
     """The loop."""
 
-    epochs: int = Field(default=120, ge=1)
+    epochs: int = Field(default=120, ge=1, le=1_000_000)
     """Passes over the training images."""
 
-    start_epoch: int = Field(default=0, ge=0)
+    start_epoch: int = Field(default=0, ge=0, le=1_000_000)
     """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76."""
 
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=128, ge=1, le=1_000_000)
     """Images an iteration."""
 
     last_batch: Literal["drop", "fill", "keep"] = "drop"
@@ -233,10 +166,10 @@ class TrainOptions(Options):
     deterministic: bool = False
     """On a GPU: bit-for-bit repeatable, slower. The CPU always is."""
 
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads; 0: PyTorch's choice."""
 
-    checkpoint_epochs: int = Field(default=5, ge=1)
+    checkpoint_epochs: int = Field(default=5, ge=1, le=1_000_000)
     """Write a checkpoint every this many epochs."""
 
     checkpoint_minutes: Positive = 10.0
@@ -258,16 +191,16 @@ class ValidationOptions(Options):
     """`held-out`: class-balanced images taken out of the training set. `test`: the papers' selection on the test set,
     for faithful reproduction only; every output says so."""
 
-    images: int = Field(default=1000, ge=1)
+    images: int = Field(default=1000, ge=1, le=2**31)
     """How many are held out (or used of the test set)."""
 
-    every: int = Field(default=5, ge=1)
+    every: int = Field(default=5, ge=1, le=1_000_000)
     """Epochs between validations; the last epoch is always validated."""
 
     threats: list[ThreatOptions] | None = None
     """Threat models of the PGD accuracy; default: those of the learners."""
 
-    steps: int = Field(default=20, ge=1)
+    steps: int = Field(default=20, ge=1, le=100_000)
     """Steps of that PGD. The published code ignores the asked number and always runs 10."""
 
     step: Positive | None = None
@@ -280,7 +213,7 @@ class ValidationOptions(Options):
     min_natural: Fraction = 0.0
     """Only epochs with at least this natural accuracy can be the best. Published code: 0.88."""
 
-    batch_size: int = Field(default=500, ge=1)
+    batch_size: int = Field(default=500, ge=1, le=1_000_000)
     """Images a validation batch; changes nothing but speed and memory."""
 
 
@@ -319,8 +252,8 @@ class Job(Options):
     def _check(self) -> Self:
         names = [learner.name for learner in self.learners]
         repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated or "global" in names:
-            raise ValueError(f"learners: the name {(repeated or ['global'])[0]!r} is taken; choose another")
+        if taken := [*repeated, *(name for name in names if name in _TAKEN)]:
+            raise ValueError(f"learners: the name {taken[0]!r} is taken; choose another")
         self._check_mixing(names)
         self._check_loop()
         return self
@@ -351,12 +284,12 @@ class Job(Options):
 
     def _check_simplex(self, names: list[str]) -> None:
         """Piecewise-linear sums are extreme at breakpoints, so these decide (both sides of a jump)."""
-        schedules = self.mixing.gammas or {names[0]: self.mixing.gamma}
-        if self.mixing.gammas is not None and set(schedules) != set(names):
-            missing = sorted(set(names) - set(schedules))
+        schedules = {names[0]: self.mixing.gamma} if self.mixing.gammas is None else self.mixing.gammas
+        field = "mixing.gamma" if self.mixing.gammas is None else "mixing.gammas"
+        if self.mixing.gammas is not None and (missing := sorted(set(names) - set(schedules))):
             raise ValueError(f"mixing.gammas: learner {missing[0]!r} has no schedule; give one to every learner")
-        field = "mixing.gammas" if self.mixing.gammas is not None else "mixing.gamma"
         for name, schedule in schedules.items():
+            _check_within(field, schedule, self.train.epochs)
             outside = [value for value in schedule.values if not 0 <= value <= 1]
             if outside:
                 raise ValueError(f"{field}: {outside[0]:g} ({name}) lies outside [0, 1]; mixing weights are shares")
@@ -384,7 +317,6 @@ class Job(Options):
             if any(value < 0 for value in learner.schedule.values):
                 raise ValueError(f"learners.{i}.schedule: a negative learning rate; make every value >= 0")
             _check_within(f"learners.{i}.schedule", learner.schedule, epochs)
-        _check_within("mixing.gamma", self.mixing.gamma, epochs)
 
     def threats(self) -> list[ThreatOptions]:
         """The threat models that validation measures: those asked for, or the learners' own, each once."""

@@ -1,0 +1,81 @@
+"""The options of mixing: how the global learner follows the learners, and when they restart from it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from generalist.core.options import Number, Options
+from generalist.core.schedule import Schedule
+
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Decay = Annotated[Number, Field(ge=0, lt=1)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
+
+DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}
+
+
+class RedistributionOptions(Options):
+    """When the learners restart from the global learner."""
+
+    every: int = Field(default=5, ge=0, le=1_000_000)
+    """Redistribute every this many epochs (the papers' c); 0: never."""
+
+    start: Fraction = 0.625
+    """First as a fraction of training (the papers' t': epoch 75 of 120)."""
+
+    start_epoch: int | None = Field(default=None, ge=1, le=1_000_000)
+    """The same as an epoch, counted from 1; overrides `start`."""
+
+    when: Literal["epoch-end", "every-iteration"] = "epoch-end"
+    """`epoch-end`: once, at the end of epochs t' and later that are multiples of c, never after the last epoch.
+    `every-iteration`: after each iteration of those epochs, the last one included, as the published code does."""
+
+    reset: bool = True
+    """Also reset the learners' momenta and averages, which belong to weights that are gone. Papers: silent; published
+    code: keeps them."""
+
+    def first_epoch(self, epochs: int) -> int:
+        return self.start_epoch if self.start_epoch is not None else max(1, round(self.start * epochs))
+
+    def due(self, epoch: int, epochs: int) -> bool:
+        """Whether `epoch` (from 1) is one of those that redistribute."""
+        if self.every == 0 or epoch < self.first_epoch(epochs) or epoch % self.every != 0:
+            return False
+        return self.when == "every-iteration" or epoch < epochs
+
+
+class MixingOptions(Options):
+    """The global learner: theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a, after every iteration."""
+
+    lead: Name | None = None
+    """The learner that `gamma` belongs to (the papers' gamma_1); default: the first with an linf threat, else the
+    first with any threat, else the first."""
+
+    gamma: Schedule = Schedule.model_validate(DEFAULT_GAMMA)
+    """Weight of the lead learner. Papers: 1, 1, 1, 0 at 0, 1/3, 2/3 and 1 of training; published code and ours: ends
+    at 0.4. With one learner it is 1."""
+
+    shares: dict[Name, Fraction] = Field(default_factory=dict)
+    """How 1 - gamma is split among the other learners, by name, adding up to 1; default: evenly. The papers' b is the
+    natural learner's share."""
+
+    gammas: dict[Name, Schedule] | None = None
+    """A schedule of its own for every learner, adding up to 1 at all times; overrides `gamma` and `shares`."""
+
+    decay: Decay = 0.999
+    """d: share of the global learner kept at each iteration."""
+
+    warmup: bool = True
+    """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
+
+    source: Literal["raw", "averaged"] = "raw"
+    """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
+
+    counters: Literal["copy", "truncate"] = "copy"
+    """BatchNorm's integer step counts: copied from the lead learner, or averaged and truncated (published code). Its
+    float statistics are always mixed like weights."""
+
+    redistribution: RedistributionOptions = RedistributionOptions()
+    """When the learners restart from the global learner."""
