@@ -32,7 +32,7 @@ test-all: venv
 	$(BIN)/python -m pytest -m slow
 
 docs-recipes: venv
-	$(BIN)/python -m generalist.recipe > docs/recipes.md
+	$(BIN)/python -m generalist.recipe_docs > docs/recipes.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

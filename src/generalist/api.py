@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,20 @@ from generalist.core.errors import RecipeError, RunError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory, next_free
 from generalist.data.dataset import materialise
-from generalist.data.options import DataOptions, load_splits
+from generalist.data.options import DataOptions, Splits, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.models import ModelOptions, build_model, check_model
-from generalist.recipe import FRESH, Recipe, StageOptions, load_recipe, parse_yaml, stage_recipe, to_yaml
+from generalist.recipe import FRESH, Recipe, load_recipe, parse_yaml, stage_recipe, to_yaml
 from generalist.tensors.flat import Flat
 from generalist.training.artefacts import branch_files, load_weights
 from generalist.training.environment import choose_device, describe, switches
 from generalist.training.loop import Listener, Trainer
 
 RunLike = str | Path | RunDirectory
+MAX_SIDE = 4096
+"""More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
 
 
 def train(
@@ -52,13 +56,15 @@ def train(
         recipe = RunDirectory(Path(recipe)).recipe
     whole = load_recipe(recipe, overrides=overrides, trust_code=trust_code)
     run = _run_directory(whole, out, resume=resume)
-    stages = _plan(whole, run, start=start, trust_code=trust_code)
     where = choose_device(device)
+    # Every stage is built before the first one runs: whatever does not fit leaves nothing behind.
+    stages = [
+        _build(plan, device=where, data=data, trust_code=trust_code, listener=listener or Listener())
+        for plan in _plan(whole, run, start=start, trust_code=trust_code)
+    ]
     with run.lock():
-        for stage, directory, files in stages:
-            _train_stage(
-                stage, directory, files, device=where, data=data, trust_code=trust_code, listener=listener or Listener()
-            )
+        while stages:  # a stage that is done gives its memory back
+            _train_stage(whole, run, *stages.pop(0), device=where)
     return run
 
 
@@ -112,7 +118,9 @@ def _run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> R
     if out is None:
         if resume:
             raise RunError("nothing to resume: name the run with --out RUN (or `generalist train RUN --resume`)")
-        return RunDirectory(next_free(Path("runs"), recipe.name or "run"))
+        # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
+        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-")
+        return RunDirectory(next_free(Path("runs"), folder or "run"))
     run = RunDirectory(Path(out))
     if resume:
         _check_same_recipe(recipe, run.require())
@@ -132,52 +140,70 @@ def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
         )
 
 
-Plan = list[tuple[Recipe, RunDirectory, "str | None"]]
+@dataclass(frozen=True)
+class _Plan:
+    """One training run: a recipe's only one, or one of its stages."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    source: str | None = None
+    """`RUN[@EPOCH]` that its weights come from; None: fresh ones."""
+    waits: bool = False
+    """Whether the source is an earlier stage, which has yet to run."""
+
+    def source_files(self) -> dict[str, Path]:
+        return branch_files(str(self.source), [learner.name for learner in self.recipe.learners])
 
 
-def _plan(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> Plan:
-    """(recipe, directory, where its weights come from) of each stage; all of it checked."""
+def _plan(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[_Plan]:
+    """The recipe's runs, in order; `start` is where the first one's weights come from."""
     if not recipe.stages:
-        if start is not None:
-            branch_files(start, [])  # fails now where there is nothing to branch from
-        return [(recipe, run, start)]
+        return [_Plan(recipe, run, start)]
     names = [stage.name for stage in recipe.stages]
-    plan: Plan = []
+    plans = []
     for i, stage in enumerate(recipe.stages):
-        directory = run if stage.name == names[-1] else run.stage(stage.name)
-        source = _stage_source(stage, names[:i], run, start if i == 0 else None)
-        plan.append((stage_recipe(recipe, stage, trust_code=trust_code), directory, source))
-    return plan
+        own = stage_recipe(recipe, stage, trust_code=trust_code)
+        directory = run if i == len(names) - 1 else run.stage(stage.name)
+        if stage.start in names[:i]:
+            plans.append(_Plan(own, directory, str(run.stage(stage.start).path), waits=True))
+        elif stage.start == FRESH:
+            plans.append(_Plan(own, directory, start if i == 0 else None))
+        else:
+            plans.append(_Plan(own, directory, stage.start))
+    return plans
 
 
-def _stage_source(stage: StageOptions, earlier: list[str], run: RunDirectory, start: str | None) -> str | None:
-    if stage.start in earlier:
-        return str(run.stage(stage.start).path)
-    if stage.start == FRESH:
-        return start
-    branch_files(stage.start, [])
-    return stage.start
+def _build(
+    plan: _Plan, *, device: torch.device, data: Any, trust_code: bool, listener: Listener
+) -> tuple[_Plan, Splits, Trainer]:
+    """Read the data and make the learners; nothing is written."""
+    recipe = plan.recipe
+    splits = load_splits(recipe.data, trust_code=trust_code, arrays=data)
+    if splits.train.resident:
+        recipe.data.augmentation.check_fits(*splits.train.shape[1:])
+    with switches(recipe.train, device):
+        trainer = Trainer(recipe, plan.directory, splits, device=device, trust_code=trust_code, listener=listener)
+        if plan.source is not None and not plan.waits:
+            trainer.start_from(plan.source_files())
+    return plan, splits, trainer
 
 
 def _train_stage(
-    recipe: Recipe,
-    run: RunDirectory,
-    source: str | None,
-    *,
-    device: torch.device,
-    data: Any,
-    trust_code: bool,
-    listener: Listener,
+    whole: Recipe, run: RunDirectory, plan: _Plan, splits: Splits, trainer: Trainer, *, device: torch.device
 ) -> None:
-    splits = load_splits(recipe.data, trust_code=trust_code, arrays=data)
+    recipe, directory = plan.recipe, plan.directory
     with switches(recipe.train, device):
-        trainer = Trainer(recipe, run, splits, device=device, trust_code=trust_code, listener=listener)
-        if source is not None:
-            trainer.start_from(branch_files(source, [learner.name for learner in recipe.learners]))
-        write_json(run.environment, describe(splits, device, recipe.train.seed))
-        write_text(run.recipe, to_yaml(recipe))
+        write_json(directory.environment, describe(splits, device, recipe.train.seed))
         if trainer.resume():
-            listener.say(f"resuming {run.path} at step {trainer.step}")
+            trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
+        elif plan.source is not None:
+            if plan.waits:
+                trainer.start_from(plan.source_files())
+            trainer.checkpoint()  # from here on, whoever resumes needs the source no more
+        if directory != run:
+            write_text(directory.recipe, to_yaml(recipe))
+        # The whole recipe from the first stage on: --resume compares with it and needs every stage.
+        write_text(run.recipe, to_yaml(whole))
         trainer.run()
 
 
@@ -195,7 +221,9 @@ def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_
     try:
         options = ModelOptions.model_validate(about["model"])
         classes, shape = len(about["classes"]), [int(size) for size in about["shape"]]
-    except (KeyError, TypeError, ValueError) as error:
+        if len(shape) != 3 or not all(0 < size <= MAX_SIDE for size in shape):
+            raise ValueError(f"images of shape {shape}")  # believing it would allocate a network of that size
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"{path} does not say which network it belongs to: {error!r:.200}") from error
     model = build_model(options, num_classes=classes, shape=shape, seed=0, trust_code=trust_code)
     flat = Flat(model)

@@ -144,13 +144,22 @@ def recipes_show(
     sys.stdout.write(to_yaml(load_recipe(name)) if resolved else shipped_text(name))
 
 
+def _complain(error: Exception) -> None:
+    """One line, whatever a hostile name or value put into the message."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
+    errors.print(f"error: {text[:2000]}", markup=False, soft_wrap=True)
+
+
 def main() -> None:
     """The entry point: mistakes end in a line and an exit code."""
     try:
         app()
     except GeneralistError as error:
-        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        _complain(error)
         sys.exit(error.exit_code)
+    except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
+        _complain(error)
+        sys.exit(GeneralistError.exit_code)
     except KeyboardInterrupt:
         errors.print("interrupted")
         sys.exit(130)

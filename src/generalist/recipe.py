@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from generalist.core.errors import RecipeError
 from generalist.core.options import Options
@@ -65,6 +66,8 @@ class Recipe(Job):
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):
             raise ValueError("stages: two stages share a name; rename one")
+        if FRESH in names:
+            raise ValueError(f"stages: {FRESH!r} means fresh weights and cannot be a stage's name; rename it")
         for stage in self.stages:
             if unknown := stage.change.keys() - (Job.model_fields.keys() - {"name"}):
                 raise ValueError(f"stages: {stage.name}: `change` has no field {sorted(unknown)[0]!r}")
@@ -164,6 +167,8 @@ def parse(raw: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         raise RecipeError(*_explain(first["loc"], first)) from None
+    except (RecursionError, OverflowError) as error:
+        raise RecipeError("", f"nested too deeply, or a number too large: {error}") from None
 
 
 def _explain(location: tuple[int | str, ...], error: Mapping[str, Any]) -> tuple[str, str]:
@@ -173,12 +178,31 @@ def _explain(location: tuple[int | str, ...], error: Mapping[str, Any]) -> tuple
         words.pop()
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        message = "unknown field; docs/recipes.md lists the fields"
+        near = get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        message = f"unknown field; {hint}docs/recipes.md lists the fields"
     elif error["type"] == "missing":
         message = "required, but missing; add it"
     elif error["type"] != "value_error" and not isinstance(error.get("input"), dict | list):
         message = f"{message} (got {str(error.get('input'))[:80]!r})"
     return ".".join(words), message
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The fields that can stand at a place of the recipe."""
+    models: list[type[BaseModel]] = [Recipe]
+    for part in location:
+        found = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        if found:  # else a list's position or a name of the user's own: what is inside it has the same type
+            models = [inner for annotation in found for inner in _models_in(annotation)]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The options classes within a field's type, with those that extend them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation, *(inner for extended in annotation.__subclasses__() for inner in _models_in(extended))]
+    return [inner for argument in get_args(annotation) for inner in _models_in(argument)]
 
 
 def shipped_names() -> list[str]:
@@ -229,4 +253,7 @@ def to_yaml(recipe: Recipe) -> str:
 def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
     """The recipe of one stage."""
     raw = merge(recipe.model_dump(mode="json"), stage.change)
-    return parse({**raw, "stages": []}, trust_code=trust_code)
+    try:
+        return parse({**raw, "stages": []}, trust_code=trust_code)
+    except RecipeError as error:
+        raise RecipeError(f"stages.{stage.name}.change.{error.path}".rstrip("."), error.problem) from None

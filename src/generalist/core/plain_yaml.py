@@ -74,8 +74,8 @@ def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]
     """
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise RecipeError("", f"--set {override!r}: write it as field.path=value")
-    value = load_yaml(text, f"--set {path}: {text!r}")
+        raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")
+    value = load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
     *parents, last = path.split(".")
     node: Any = raw
     for depth, part in enumerate(parents):

@@ -15,6 +15,7 @@ Run it: python -m generalist.experiments.stability
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,9 @@ from generalist.training.measures import ensemble
 
 RECIPE = "digits-t"
 THREAT = "linf:0.15"
-GLOBAL, MIXED, ENSEMBLE = "global learner", "mix of the weights", "mix of the outputs"
+GLOBAL, MIXED, ENSEMBLE = "global learner", "mixed weights", "mixed outputs"
+SETTINGS = {"redistribution every 2 epochs": 2, "no redistribution": 0}
+"""Two ways to train: learners that stay close to one another, and learners that do not."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,14 @@ class Change:
     def constant(self, subject: str) -> float:
         """The smallest C with which the bound holds for `subject` here; 0 where it holds without the second term."""
         excess = max(0.0, self.differences[subject].max().item() - self.weighted())
-        return excess / self.drift if excess else 0.0
+        if excess == 0:
+            return 0.0
+        return excess / self.drift if self.drift else math.inf
 
-    def lemma_violations(self) -> float:
-        """Share of the points at which mixing outputs changes the loss by more than sum_a gamma_a |l_a - l_a'|."""
+    def lemma_excess(self) -> Tensor:
+        """By how much mixing outputs changes the loss beyond sum_a gamma_a |l_a - l_a'|; Lemma 1 says: never."""
         bound = sum((gamma * self.differences[name] for name, gamma in self.gammas.items()), torch.zeros(()))
-        return (self.differences[ENSEMBLE] > bound + 1e-6).float().mean().item()
+        return self.differences[ENSEMBLE] - bound
 
 
 def replaced(images: ImageSet, position: int, other: ImageSet, source: int) -> ImageSet:
@@ -96,17 +101,19 @@ def replaced(images: ImageSet, position: int, other: ImageSet, source: int) -> I
     return ImageSet(pixels, labels, images.classes, images.name)
 
 
-def run_once(data: ImageSet, test: ImageSet, out: Path, *, epochs: int, recipe: str = RECIPE) -> RunDirectory:
+def run_once(data: ImageSet, test: ImageSet, out: Path, *, epochs: int, every: int) -> RunDirectory:
     """Train on all of `data`. Test images serve the drift's log alone; no epoch is chosen by them."""
     overrides = [
         f"train.epochs={epochs}",
+        f"mixing.redistribution.every={every}",
         f"validation.every={epochs}",
         f"validation.images={len(test)}",
         "validation.split=test",
+        "validation.steps=1",
         "validation.rule=last",
         "train.threads=1",
     ]
-    return train(recipe, overrides=overrides, out=out, device="cpu", data={"train": data, "test": test})
+    return train(RECIPE, overrides=overrides, out=out, device="cpu", data={"train": data, "test": test})
 
 
 def outcome(run: RunDirectory, points: Points) -> Outcome:
@@ -148,7 +155,7 @@ def attacked(model: nn.Module, points: Points) -> Points:
 
 
 def measure(
-    out: Path, *, images: int = 512, epochs: int = 16, pairs: int = 8, seed: int = 0
+    out: Path, *, images: int = 512, epochs: int = 16, pairs: int = 5, every: int = 2, seed: int = 0
 ) -> dict[str, list[Change]]:
     """The effect of each of `pairs` replaced examples, on natural and on attacked test points.
 
@@ -160,70 +167,74 @@ def measure(
     base = ImageSet(pool.images[:images], pool.labels[:images], pool.classes, pool.name)
     positions = permutation(images, seed, "stability/position")[:pairs].tolist()
     sources = (images + permutation(len(pool) - images, seed, "stability/source")[:pairs]).tolist()
-    reference = run_once(base, test, out / "reference", epochs=epochs)
+    reference = run_once(base, test, out / "reference", epochs=epochs, every=every)
     natural = Points(to_unit(test.images), test.labels)
-    kinds = {"natural": natural, f"attacked ({THREAT})": attacked(load(reference, which="last"), natural)}
+    kinds = {"natural": natural, "attacked": attacked(load(reference, which="last"), natural)}
     before = {kind: outcome(reference, points) for kind, points in kinds.items()}
     changes: dict[str, list[Change]] = {kind: [] for kind in kinds}
     for number, (position, source) in enumerate(zip(positions, sources, strict=True)):
         data = replaced(base, position, pool, source)
-        run = run_once(data, test, out / f"replaced-{number}", epochs=epochs)
+        run = run_once(data, test, out / f"replaced-{number}", epochs=epochs, every=every)
         for kind, points in kinds.items():
             changes[kind].append(compare(before[kind], outcome(run, points)))
     return changes
 
 
-def table(changes: dict[str, list[Change]]) -> Table:
-    """Largest and mean change of the loss by subject, over all pairs."""
-    shown = Table(title="|loss - loss'| over test points and replaced examples", title_justify="left")
-    shown.add_column("")
-    shown.add_column("gamma", justify="right")
-    for kind in changes:
-        shown.add_column(f"{kind}: largest", justify="right")
-        shown.add_column("mean", justify="right")
+def rows(changes: dict[str, list[Change]]) -> dict[str, list[str]]:
+    """The table's rows by name, two cells for each kind of point."""
     gammas = next(iter(changes.values()))[0].gammas
+    shown: dict[str, list[str]] = {}
     for subject in [*gammas, ENSEMBLE, MIXED, GLOBAL]:
-        cells = []
-        for found in changes.values():
-            values = torch.stack([change.differences[subject] for change in found])
-            cells += [f"{values.max().item():.3f}", f"{values.mean().item():.4f}"]
-        name = f"{subject} learner" if subject in gammas else subject
-        shown.add_row(name, f"{gammas[subject]:.2f}" if subject in gammas else "", *cells)
+        name = f"{subject} learner, gamma {gammas[subject]:.2f}" if subject in gammas else subject
+        stacked = [torch.stack([change.differences[subject] for change in found]) for found in changes.values()]
+        shown[name] = [f"{value:.3f}" for values in stacked for value in (values.max().item(), values.mean().item())]
+    per_kind = list(changes.values())
+    drifts = [sum(change.drift for change in found) / len(found) for found in per_kind]
+    shown["sum of gamma_a eps_a"] = _largest([[change.weighted() for change in found] for found in per_kind])
+    shown["drift (mean)"] = _largest([[drift] for drift in drifts])
+    for subject in (MIXED, GLOBAL):
+        needed = [[change.constant(subject) for change in found] for found in per_kind]
+        shown[f"C needed: {subject}"] = _largest(needed)
+    eq37 = [[change.mixing_terms.max().item() / max(change.drift, 1e-12) for change in found] for found in per_kind]
+    shown["C needed: Eq. 37 alone"] = _largest(eq37)
+    excess = [torch.stack([change.lemma_excess() for change in found]) for found in per_kind]
+    shown["Lemma 1 exceeded by"] = _largest([[values.max().item()] for values in excess])
+    shown["  at this share of points"] = _largest([[(values > 1e-3).double().mean().item()] for values in excess])
     return shown
 
 
-def summary(changes: dict[str, list[Change]]) -> list[str]:
-    """The bound and the steps of its proof, in words and numbers."""
-    lines = []
-    for kind, found in changes.items():
-        count = len(found)
-        weighted = max(change.weighted() for change in found)
-        holds = {name: sum(change.constant(name) == 0 for change in found) for name in (MIXED, GLOBAL)}
-        needed = {name: max(change.constant(name) for change in found) for name in (MIXED, GLOBAL)}
-        mixing = max(change.mixing_terms.max().item() / change.drift for change in found if change.drift)
-        lemma = sum(change.lemma_violations() for change in found) / count
-        lines += [
-            f"{kind}: sum gamma_a eps_a is at most {weighted:.3f}, drift {sum(c.drift for c in found) / count:.3f}",
-            f"  bound without its second term: holds for {holds[MIXED]} of {count} pairs (mix of the weights), "
-            f"{holds[GLOBAL]} of {count} (global learner)",
-            f"  smallest C for all pairs: {needed[MIXED]:.3g} (mix of the weights), {needed[GLOBAL]:.3g} (global learner)",
-            f"  smallest C for Eq. 37 alone: {mixing:.3g};  points where Lemma 1 fails: {100 * lemma:.1f}%",
-        ]
-    return lines
+def _largest(values: list[list[float]]) -> list[str]:
+    return [cell for found in values for cell in (f"{max(found):.3g}", "")]
+
+
+def table(changes: dict[str, dict[str, list[Change]]]) -> Table:
+    """All settings, one below the other."""
+    title = f"Change of the loss when one training example is replaced; attacked: PGD-20, {THREAT}"
+    shown = Table(title=title, title_justify="left", min_width=len(title))
+    for column in ("", "natural: largest", "mean", "attacked: largest", "mean"):
+        shown.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for setting, found in changes.items():
+        shown.add_row(f"[bold]{setting}[/bold]")
+        for name, cells in rows(found).items():
+            shown.add_row(name, *cells)
+        shown.add_section()
+    return shown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--images", type=int, default=512, help="training images")
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--pairs", type=int, default=8, help="replaced examples")
+    parser.add_argument("--pairs", type=int, default=5, help="replaced examples")
     given = parser.parse_args()
+    changes = {}
     with tempfile.TemporaryDirectory() as folder:
-        changes = measure(Path(folder), images=given.images, epochs=given.epochs, pairs=given.pairs)
+        for setting, every in SETTINGS.items():
+            out = Path(folder) / str(every)
+            sizes = {"images": given.images, "epochs": given.epochs, "pairs": given.pairs}
+            changes[setting] = measure(out, every=every, **sizes)
     console.print(f"{RECIPE}, {given.images} training images, {given.epochs} epochs, {given.pairs} replaced examples")
     console.print(table(changes))
-    for line in summary(changes):
-        console.print(line, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def save_snapshot(
 def split_run_name(text: str) -> tuple[RunDirectory, int | None]:
     """`RUN` or `RUN@EPOCH`."""
     path, at, epoch = text.rpartition("@")
-    if at and epoch.isdecimal() and path:
+    if at and path and re.fullmatch(r"\d{1,9}", epoch, re.ASCII):
         return RunDirectory(Path(path)).require(), int(epoch)
     return RunDirectory(Path(text)).require(), None
 

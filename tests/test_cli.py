@@ -1,0 +1,290 @@
+"""The command line: what it shows, what a run leaves, how it stops, and a pinned list of its options."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import generalist
+from generalist import cli
+from generalist.core.run import RunDirectory
+from generalist.recipe import load_recipe, shipped_names, shipped_text
+from generalist.training.artefacts import load_weights
+
+COMMANDS = {
+    "train": {"RECIPE", "--set", "--out", "--device", "--resume", "--from", "--trust-code"},
+    "data list": set(),
+    "data get": {"NAME", "--root"},
+    "data check": {"NAME", "--root"},
+    "recipes list": set(),
+    "recipes show": {"NAME", "--resolved"},
+}
+"""Every command with its arguments and options: whoever changes one of these does it on purpose."""
+
+QUICK = ["--set", "train.epochs=1", "--set", "validation.steps=2", "--set", "model.width=4", "--device", "cpu"]
+
+
+def run_main(
+    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `generalist ARGS`, in this process."""
+    monkeypatch.setattr(sys, "argv", ["generalist", *args])
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as ending:
+        code = ending.code or 0
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def commands() -> dict[str, Any]:
+    """Every command of the application by its words."""
+    group: Any = typer.main.get_command(cli.app)
+    found = {}
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {sub}": c for sub, c in inner.items()} if inner else {name: command}
+    return found
+
+
+# -- pinned ----------------------------------------------------------------------------------------------------------
+
+
+def test_public_names_are_pinned() -> None:
+    assert generalist.__all__ == ["__version__", "evaluate", "load", "train"]
+    assert all(hasattr(generalist, name) for name in generalist.__all__)
+
+
+def test_commands_and_options_are_pinned() -> None:
+    found = {}
+    for name, command in commands().items():
+        options = {
+            parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[0]
+            for parameter in command.params
+        }
+        found[name] = options - {"--help"}
+    assert found == COMMANDS
+
+
+# -- help and lists --------------------------------------------------------------------------------------------------
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["--version"], monkeypatch, capsys) == (0, f"generalist {generalist.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["", "data", "recipes", *COMMANDS])
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_an_example(
+    command: str, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_main([*command.split(), flag], monkeypatch, capsys)
+    assert code == 0
+    assert f"Example: generalist {command}".strip() in " ".join(out.split())
+
+
+def test_recipes_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_main(["recipes", "list"], monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    assert [name for name in shipped_names() if name not in out] == []
+
+
+def test_recipes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_main(["recipes", "show", "digits-t"], monkeypatch, capsys)
+    assert (code, out, err) == (0, shipped_text("digits-t"), "")
+    _, resolved, _ = run_main(["recipes", "show", "digits-t", "--resolved"], monkeypatch, capsys)
+    (tmp_path / "mine.yaml").write_text(resolved)
+    assert load_recipe(tmp_path / "mine.yaml") == load_recipe("digits-t")
+
+
+def test_data_list_and_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_main(["data", "list"], monkeypatch, capsys)
+    assert code == 0
+    assert all(name in out for name in ("digits", "cifar10", "cifar100", "svhn", "mnist", "fashion-mnist"))
+    assert run_main(["data", "check", "digits"], monkeypatch, capsys)[0] == 0
+    code, out, err = run_main(["data", "check", "cifar10", "--root", str(tmp_path)], monkeypatch, capsys)
+    assert code == 2 and "missing" in out
+    assert err == "error: cifar10 is not whole; run: generalist data get cifar10\n"
+
+
+@pytest.mark.parametrize(
+    "args", [["train"], ["train", "digits-t", "--epochs", "3"], ["trian", "digits-t"], ["data", "x"]]
+)
+def test_a_command_line_that_is_none(
+    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_main(args, monkeypatch, capsys)
+    assert code == 2
+    assert "rror" in err and "Traceback" not in err and len(err.strip().split("\n")) <= 5
+
+
+def test_our_own_fault_is_a_traceback_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(cli.api, "train", fail)
+    code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
+    assert code == 1
+    assert "a bug" in err and "fault of generalist" in err
+
+
+def test_control_characters_do_not_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_main(["train", "a\nb\udcff[red]"], monkeypatch, capsys)
+    assert code == 2
+    assert err.startswith("error: recipe: unknown recipe") and err.count("\n") == 1 and "[red]" in err
+
+
+# -- the run directory -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """One epoch of digits-t through the command line, in a process of its own."""
+    folder = tmp_path_factory.mktemp("cli")
+    done = generalist_process(["train", "digits-t", *QUICK], folder)
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    assert "epoch    1  global: natural" in out and "run: runs/digits-t" in out
+    return RunDirectory(folder / "runs" / "digits-t")
+
+
+def generalist_process(args: list[str], folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "generalist", *args]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_files_of_a_run(run: RunDirectory) -> None:
+    found = {str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file()}
+    snapshots = {f"snapshots/1/{name}.safetensors" for name in ("global", "linf", "natural", "l2")}
+    expected = {"recipe.yaml", "environment.json", "metrics.jsonl", "model.safetensors", "last.safetensors", *snapshots}
+    assert found >= expected
+    rest = found - expected - {".lock"}
+    assert {Path(name).parent.name for name in rest} == {"checkpoints"}
+    assert {Path(name).suffix for name in rest} == {".pt", ".sha256"}
+
+
+def test_the_recipe_of_a_run(run: RunDirectory) -> None:
+    recipe = load_recipe(run.recipe)
+    assert (recipe.name, recipe.train.epochs, recipe.model.width) == ("digits-t", 1, 4)
+
+
+def test_the_environment_of_a_run(run: RunDirectory) -> None:
+    found = json.loads(run.environment.read_text())
+    assert found["generalist"] == generalist.__version__
+    assert {"python", "torch", "platform", "commit"} <= found.keys()
+    assert (found["device"], found["seed"]) == ("cpu", 0)
+    assert set(found["data"]) == {"train", "test"}
+    assert all(len(checksum) == 64 for checksum in found["data"].values())
+
+
+def test_the_metrics_of_a_run(run: RunDirectory) -> None:
+    (record,) = run.read_metrics()
+    learners = {"linf", "natural", "l2"}
+    assert record["epoch"] == 1 and record["images_per_second"] > 0
+    assert set(record["train"]) == learners and all(values["loss"] > 0 for values in record["train"].values())
+    assert set(record["lr"]) == learners and set(record["gamma"]) == learners
+    assert sum(record["gamma"].values()) == pytest.approx(1)
+    validation = record["validation"]
+    assert set(validation["accuracy"]) == learners | {"global"}
+    for accuracy in validation["accuracy"].values():
+        assert set(accuracy) == {"natural", "linf:0.15", "l2:0.6"}
+        assert 0 <= accuracy["linf:0.15"] <= accuracy["natural"] <= 1
+    assert validation["drift"] > 0 and validation["mixing_gap"] > 0 and 0 <= validation["ensemble"] <= 1
+    assert record["regret"] == 0 and record["best_epoch"] == 1
+
+
+def test_the_weights_of_a_run_say_what_they_are(run: RunDirectory) -> None:
+    _, about = load_weights(run.last)
+    assert about["model"]["name"] == "small" and about["shape"] == [1, 8, 8] and len(about["classes"]) == 10
+    assert about["epoch"] == 1 and about["version"] == generalist.__version__
+
+
+def test_a_second_run_gets_a_directory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert run_main(["train", "digits-nt", *QUICK], monkeypatch, capsys)[0] == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["digits-nt", "digits-nt-2"]
+
+
+@pytest.mark.parametrize("name", ["../../up", "/abs/olute", "a b/c", "", "..."])
+def test_a_recipe_s_name_cannot_leave_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "one" / "two"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    args = ["train", "digits-nt", *QUICK, "--set", f"name={json.dumps(name)}"]
+    code, _, err = run_main(args, monkeypatch, capsys)
+    assert code == 0, err
+    (made,) = (folder / "runs").iterdir()
+    assert (made / "last.safetensors").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+EPOCHS = 20
+LONG = [
+    "train",
+    "digits-d",
+    *QUICK[2:],
+    "--set",
+    f"train.epochs={EPOCHS}",
+    "--set",
+    "validation.every=1",
+    "--out",
+    "run",
+]
+
+
+def stopped_in_the_middle(folder: Path, number: signal.Signals) -> tuple[int, str]:
+    """Exit code and stderr of a training that gets the signal after its first epoch."""
+    process = generalist_process(LONG, folder)
+    metrics, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 60
+    while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_leaves_a_checkpoint_and_resume_finishes(
+    tmp_path: Path,
+    number: signal.Signals,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, err = stopped_in_the_middle(tmp_path, number)
+    assert found == code, err
+    assert err.startswith("error: stopped in epoch") and "go on with --resume" in err and err.count("\n") == 1
+    directory = RunDirectory(tmp_path / "run")
+    assert list(directory.checkpoints.glob("*.pt")) and not directory.last.exists()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_main([*LONG, "--resume"], monkeypatch, capsys)
+    assert code == 0, err
+    assert "resuming run at step" in out
+    assert [record["epoch"] for record in directory.read_metrics()] == [*range(1, EPOCHS + 1)]
+    assert directory.last.is_file()

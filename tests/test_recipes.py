@@ -1,0 +1,319 @@
+"""Recipes: the shipped ones say what the papers say, YAML comes back as it went, and `--set` reaches every field."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from generalist.core.errors import GeneralistError, RecipeError
+from generalist.core.options import Options
+from generalist.objectives import OBJECTIVES
+from generalist.objectives.trades import TradesOptions
+from generalist.recipe import Recipe, load_recipe, parse, parse_yaml, shipped_names, shipped_text, to_yaml
+from generalist.training.options import LearnerOptions
+
+VARIANTS = ("d", "d-linf-l2", "t")
+CIFAR = {
+    f"{data}-{model}-{variant}"
+    for data in ("cifar10", "cifar100")
+    for model in ("resnet18", "wrn-32-10")
+    for variant in VARIANTS
+}
+IMAGENET = {f"imagenet-{model}-{variant}" for model in ("resnet50", "wrn-50-2") for variant in VARIANTS}
+REQUIRED = {
+    *(f"digits-{kind}" for kind in ("nt", "at", *VARIANTS)),
+    *("mnist-d", "svhn-d", "cifar10-resnet18-d-paper", "cifar10-resnet18-d-published-code"),
+    *CIFAR,
+    *IMAGENET,
+}
+LEARNERS = {"d": ["linf", "natural"], "d-linf-l2": ["linf", "l2"], "t": ["linf", "natural", "l2"]}
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "model": {"name": "small"},
+    "learners": [
+        {"name": "linf", "objective": "trades", "threat": "linf:8/255", "optimizer": {"lr": 0.1}},
+        {"name": "natural", "objective": "nt"},
+    ],
+}
+
+
+def by_name(recipe: Recipe) -> dict[str, LearnerOptions]:
+    return {learner.name: learner for learner in recipe.learners}
+
+
+def variant_of(name: str) -> str:
+    return next(variant for variant in ("d-linf-l2", "d", "t") if name.endswith(f"-{variant}"))
+
+
+# -- shipped ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_required_recipes_are_shipped() -> None:
+    assert set(shipped_names()) >= REQUIRED
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_recipe_loads_and_comes_back(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert len(recipe.source) > 20
+    text = to_yaml(recipe)
+    again = parse(parse_yaml(text, name))
+    assert again == recipe
+    assert to_yaml(again) == text
+    assert load_recipe(recipe) == recipe
+
+
+@pytest.mark.parametrize("name", sorted(CIFAR | IMAGENET))
+def test_learners_of_the_named_variants(name: str) -> None:
+    recipe = load_recipe(name)
+    learners = by_name(recipe)
+    assert sorted(learners) == sorted(LEARNERS[variant_of(name)])
+    for kind, learner in learners.items():
+        assert learner.objective.kind == ("nt" if kind == "natural" else "at")
+        assert (learner.threat.norm if learner.threat else "natural") == kind
+        assert (learner.optimizer.kind, learner.optimizer.momentum) == ("sgd", 0.9)
+    if variant_of(name) == "t":
+        assert recipe.gammas_at(recipe.train.epochs) == pytest.approx([0.4, 0.3, 0.3])
+        assert recipe.mixing.shares["natural"] == 0.5
+    assert recipe.gammas_at(0)[list(learners).index("linf")] == 1
+
+
+@pytest.mark.parametrize("name", sorted(CIFAR))
+def test_cifar_settings_are_the_papers(name: str) -> None:
+    recipe = load_recipe(name)
+    wide = "wrn-32-10" in name
+    assert recipe.data.name == name.split("-")[0]
+    assert recipe.model.name == ("wrn-32-10" if wide else "resnet18")
+    assert (recipe.train.epochs, recipe.train.batch_size) == (120, 128)
+    for kind, learner in by_name(recipe).items():
+        if kind == "natural":
+            assert learner.optimizer.weight_decay == 5e-4
+            continue
+        assert learner.threat is not None
+        assert learner.threat.eps == {"linf": 8 / 255, "l2": 128 / 255}[kind]
+        assert learner.attack.steps == 10 and learner.attack.start == "uniform"
+        step = learner.attack.step or learner.threat.build().default_step(10)
+        assert step == pytest.approx({"linf": 2 / 255, "l2": 32 / 255}[kind])
+        assert learner.optimizer.weight_decay == (7e-4 if wide else 3.5e-3)
+        assert recipe.learning_rate(learner) == (0.1 if wide else 0.01)
+    redistribution = recipe.mixing.redistribution
+    assert (redistribution.every, redistribution.first_epoch(120), recipe.mixing.decay) == (5, 75, 0.999)
+
+
+@pytest.mark.parametrize("name", sorted(IMAGENET))
+def test_imagenet_settings_are_the_papers(name: str) -> None:
+    recipe = load_recipe(name)
+    assert (recipe.data.name, recipe.data.resolution, recipe.train.epochs) == ("folder", 224, 240)
+    for kind, learner in by_name(recipe).items():
+        if kind == "natural":
+            assert learner.optimizer.weight_decay == 2e-4
+            continue
+        assert learner.threat is not None
+        assert learner.threat.eps == {"linf": 4 / 255, "l2": 64 / 255}[kind]
+        assert learner.attack.steps == 3
+        assert learner.optimizer.weight_decay == 1e-4
+
+
+def test_mnist_and_svhn() -> None:
+    mnist, svhn = load_recipe("mnist-d"), load_recipe("svhn-d")
+    assert [str(threat) for threat in mnist.threats()] == ["linf:0.3"]
+    assert [str(threat) for threat in svhn.threats()] == ["linf:8/255"]
+    assert not mnist.data.augmentation.flip and not svhn.data.augmentation.flip
+
+
+def test_digits_recipes_are_a_family() -> None:
+    """The baselines spend the same budget on the same data and network as the generalists."""
+    family = [load_recipe(f"digits-{kind}") for kind in ("nt", "at", *VARIANTS)]
+    assert len({(r.train.epochs, r.train.batch_size, r.model.name, r.model.width) for r in family}) == 1
+    assert [len(r.learners) for r in family] == [1, 1, 2, 2, 3]
+
+
+# -- styles ----------------------------------------------------------------------------------------------------------
+
+
+def test_style_paper_is_the_column_of_the_papers() -> None:
+    recipe = load_recipe("cifar10-resnet18-d-paper")
+    linf, natural = recipe.learners
+    assert recipe.mixing.gamma.values == [1, 1, 1, 0]
+    assert linf.schedule.breakpoints(120) == [0, 40, 60, 120] and linf.schedule.values == [1, 1, 0.1, 0.01]
+    assert (recipe.learning_rate(linf), recipe.learning_rate(natural)) == (0.01, 0.1)
+    assert not recipe.mixing.warmup and recipe.mixing.source == "raw"
+    assert not recipe.mixing.redistribution.reset and recipe.mixing.redistribution.when == "epoch-end"
+    assert (recipe.validation.split, recipe.validation.images) == ("test", 10_000)
+
+
+def test_style_published_code_is_the_column_of_the_code() -> None:
+    recipe = load_recipe("cifar10-resnet18-d-published-code")
+    linf, natural = recipe.learners
+    assert linf.threat is not None and linf.threat.eps == 0.031 and linf.attack.step == 0.007
+    assert recipe.mixing.gamma.values[-1] == 0.4
+    assert recipe.learning_rate(natural) == recipe.learning_rate(linf) == 0.01
+    assert (recipe.mixing.source, recipe.mixing.counters, recipe.mixing.warmup) == ("averaged", "truncate", True)
+    assert linf.averaging is not None and natural.averaging is not None
+    assert recipe.mixing.redistribution.when == "every-iteration" and not recipe.mixing.redistribution.reset
+    assert (recipe.validation.min_natural, recipe.validation.steps) == (0.88, 10)
+
+
+def test_what_the_recipe_says_itself_wins_over_its_style() -> None:
+    recipe = load_recipe({**BASE, "style": "paper", "mixing": {"gamma": 0.7}, "validation": {"split": "held-out"}})
+    assert recipe.mixing.gamma.values == [0.7] and recipe.validation.split == "held-out"
+    own = [{**BASE["learners"][0], "schedule": 1}, {**BASE["learners"][1], "optimizer": {"lr": 0.3}}]
+    recipe = load_recipe({**BASE, "style": "paper", "learners": own})
+    assert recipe.learners[0].schedule.values == [1] and recipe.learners[1].optimizer.lr == 0.3
+
+
+# -- --set -----------------------------------------------------------------------------------------------------------
+
+
+def test_set_by_position_and_by_name() -> None:
+    recipe = load_recipe("digits-t", overrides=["learners.0.threat.eps=0.2", "learners.l2.threat.eps=1"])
+    assert [str(threat) for threat in recipe.threats()] == ["linf:0.2", "l2:1"]
+
+
+def test_set_into_short_forms() -> None:
+    changes = ["learners.linf.threat.eps=4/255", "learners.0.objective.beta=3", "learners.linf.attack.steps=7"]
+    learner = load_recipe(BASE, overrides=changes).learners[0]
+    assert learner.threat is not None and (learner.threat.norm, learner.threat.eps) == ("linf", 4 / 255)
+    assert isinstance(learner.objective, TradesOptions) and learner.objective.beta == 3
+    assert learner.attack.steps == 7
+
+
+def test_set_into_defaults() -> None:
+    recipe = load_recipe(BASE, overrides=["mixing.gamma.values.3=0.2", "learners.0.schedule.values.1=0.5"])
+    assert recipe.mixing.gamma.values == [1, 1, 1, 0.2]
+    assert recipe.mixing.gamma.fractions == [0, 1 / 3, 2 / 3, 1]
+    assert recipe.learners[0].schedule.values == [1, 0.5, 0.1, 0.01]
+
+
+def test_set_keeps_order_and_the_rest() -> None:
+    recipe = load_recipe(BASE, overrides=["train.epochs=3", "train={epochs: 5}", "train.seed=4"])
+    assert (recipe.train.epochs, recipe.train.seed) == (5, 4)
+    assert load_recipe(BASE, overrides=["train.epochs=5", "train.seed=4"]) == recipe
+    assert "train" not in BASE, "the caller's mapping is not touched"
+
+
+def test_set_whole_sections_and_yaml_values() -> None:
+    falling, rising = "{fractions: [0, 1], values: [1, 0.5]}", "{fractions: [0, 1], values: [0, 1/2]}"
+    recipe = load_recipe(BASE, overrides=[f"mixing.gammas={{linf: {falling}, natural: {rising}}}"])
+    assert recipe.gammas_at(recipe.train.epochs) == [0.5, 0.5]
+    assert (
+        load_recipe(BASE, overrides=["validation.threats=['l2:0.5', {norm: linf, eps: 1/255}]"]).threats()[1].eps
+        == 1 / 255
+    )
+
+
+@pytest.mark.parametrize(("text", "value"), [("8/255", 8 / 255), ("1e-3", 1e-3), ("0.5", 0.5), (" 1 / 3 ", 1 / 3)])
+def test_fractions_and_exponents(text: str, value: float) -> None:
+    recipe = load_recipe(BASE, overrides=[f"learners.0.threat.eps='{text}'"])
+    assert recipe.learners[0].threat is not None and recipe.learners[0].threat.eps == value
+
+
+def test_a_file_and_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    assert load_recipe(path).name == "mine"
+    assert load_recipe(str(path)) == load_recipe(path)
+    path.write_text(yaml.safe_dump({**BASE, "name": "other"}))
+    assert load_recipe(path).name == "other"
+
+
+# -- every field is explained ----------------------------------------------------------------------------------------
+
+
+def options_classes(annotation: Any = Recipe) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from options_classes(field.annotation)
+    for argument in get_args(annotation):
+        yield from options_classes(argument)
+
+
+def test_every_field_of_every_section_has_a_docstring() -> None:
+    classes = {*options_classes(), *(OBJECTIVES.get(name).Options for name in OBJECTIVES)}
+    assert len(classes) > 15
+    for options in classes:
+        assert issubclass(options, Options) and options.__doc__
+        for name, field in options.model_fields.items():
+            assert field.description, f"{options.__name__}.{name} has no docstring"
+
+
+def test_the_page_of_recipes_is_up_to_date() -> None:
+    """In a process of its own: other tests register things."""
+    command = [sys.executable, "-m", "generalist.recipe_docs"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+    assert page == made, "run `make docs-recipes`"
+    fields = {name for options in options_classes() for name in options.model_fields}
+    assert [name for name in sorted(fields - {"kind"}) if f"**{name}**" not in page] == []
+    assert [name for name in [*shipped_names(), "trades", "resnet18"] if f"`{name}`" not in page] == []
+
+
+# -- anything else is refused, and clearly ---------------------------------------------------------------------------
+
+keys = st.sampled_from([*Recipe.model_fields, "name", "kind", "threat", "eps", "values", "lr", "x", "1"]) | st.text(
+    max_size=5
+)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
+    | st.sampled_from(["linf:8/255", "nt", "at", "digits", "small", "1/3", "8/0", 10**400, "a:b", "paper"])
+)  # fmt: skip
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4), max_leaves=12
+)
+
+
+def refused_or_sound(load: Any) -> None:
+    try:
+        recipe = load()
+    except GeneralistError as error:
+        assert str(error).startswith("recipe: ")  # noqa: PT017  (both outcomes are right)
+    else:
+        assert isinstance(recipe, Recipe)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(keys, values, max_size=6))
+def test_any_mapping_is_refused_or_sound(raw: dict[str, Any]) -> None:
+    refused_or_sound(lambda: load_recipe(raw))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["data", "model", "learners", "mixing", "train", "validation", "stages", "style"]), values)
+def test_any_section_in_a_sound_recipe_is_refused_or_sound(section: str, value: Any) -> None:
+    refused_or_sound(lambda: parse({**BASE, section: value}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(["learners", "0", "linf", "threat", "mixing", "gamma", "values", "x", ""]), max_size=5),
+    st.text(max_size=12) | st.sampled_from(["1", "[1, 2]", "{a: 1}", "!!int ''", "&a [*a]", "8/255", "!!python/none"]),
+)  # fmt: skip
+def test_any_override_is_refused_or_sound(path: list[str], text: str) -> None:
+    refused_or_sound(lambda: load_recipe(BASE, overrides=[f"{'.'.join(path)}={text}"]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60) | st.text(alphabet="{}[]&*!-:|>'\"%@`#,? \n\tab01.", max_size=40))
+def test_any_text_is_refused_or_a_mapping(text: str) -> None:
+    try:
+        raw = parse_yaml(text, "fuzz")
+    except RecipeError:
+        return
+    assert isinstance(raw, dict)
+
+
+def test_shipped_text_is_what_is_loaded() -> None:
+    assert parse_yaml(shipped_text("digits-t"), "digits-t")["train"] == {"epochs": 40, "batch_size": 64}
+    with pytest.raises(RecipeError, match="did you mean 'digits-t'"):
+        shipped_text("digit-t")

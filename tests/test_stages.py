@@ -1,0 +1,208 @@
+"""Recipes in stages: each in its own directory, from fresh weights or another's, and resumable at any point."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from generalist import cli, train
+from generalist.core.errors import InterruptedRunError, RecipeError
+from generalist.core.run import RunDirectory
+from generalist.recipe import load_recipe
+from generalist.training.artefacts import load_weights
+from generalist.training.loop import Listener
+
+RECIPE: dict[str, Any] = {
+    "data": {"name": "digits", "augmentation": {"crop": 1, "flip": False}},
+    "model": {"name": "small", "width": 4},
+    "learners": [
+        {
+            "name": "linf",
+            "objective": "at",
+            "threat": "linf:0.1",
+            "attack": {"steps": 1},
+            "optimizer": {"lr": 0.1},
+        },
+        {"name": "natural", "objective": "nt"},
+    ],
+    "mixing": {"redistribution": {"every": 1}},
+    "train": {"epochs": 3, "batch_size": 256, "checkpoint_epochs": 1},
+    "validation": {"images": 100, "steps": 1, "every": 1},
+    "stages": [
+        {
+            "name": "warm-up",
+            "change": {
+                "learners": [{"name": "natural", "objective": "nt", "optimizer": {"lr": 0.1}}],
+                "train": {"epochs": 2},
+            },
+        },
+        {"name": "main", "start": "warm-up"},
+    ],
+}
+STEPS = 4
+"""Iterations of an epoch: 1197 images in batches of 256."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return train(RECIPE, out=tmp_path_factory.mktemp("stages") / "run", device="cpu")
+
+
+def stopping_at(number: int) -> Listener:
+    """A listener that stops the process's training after so many iterations, counted over all stages."""
+    calls = 0
+
+    def iteration(done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise InterruptedRunError("stopped", 15)
+
+    return Listener(iteration=iteration)
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    one, other = load_weights(first)[0], load_weights(second)[0]
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_times(run: RunDirectory) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k != "images_per_second"} for record in run.read_metrics()]
+
+
+def assert_equal_runs(one: RunDirectory, other: RunDirectory) -> None:
+    for first, second in ((one, other), (one.stage("warm-up"), other.stage("warm-up"))):
+        assert same_weights(first.last, second.last)
+        assert same_weights(first.model, second.model)
+        assert without_times(first) == without_times(second)
+        assert first.snapshot_epochs() == second.snapshot_epochs()
+    assert one.recipe.read_text() == other.recipe.read_text()
+
+
+def test_each_stage_has_its_own_run(uninterrupted: RunDirectory) -> None:
+    first = uninterrupted.stage("warm-up")
+    assert [record["epoch"] for record in first.read_metrics()] == [1, 2]
+    assert [record["epoch"] for record in uninterrupted.read_metrics()] == [1, 2, 3]
+    for run in (first, uninterrupted):
+        assert all(path.is_file() for path in (run.recipe, run.environment, run.model, run.last))
+    assert sorted(first.read_metrics()[0]["lr"]) == ["natural"]
+    assert sorted(uninterrupted.read_metrics()[0]["lr"]) == ["linf", "natural"]
+
+
+def test_the_run_keeps_the_whole_recipe_and_each_stage_its_own(uninterrupted: RunDirectory) -> None:
+    whole = load_recipe(uninterrupted.recipe)
+    assert whole == load_recipe(RECIPE)
+    assert [stage.name for stage in whole.stages] == ["warm-up", "main"]
+    own = load_recipe(uninterrupted.stage("warm-up").recipe)
+    assert own.stages == [] and own.train.epochs == 2 and [learner.name for learner in own.learners] == ["natural"]
+
+
+def test_a_stage_starts_from_the_stage_that_it_names(tmp_path: Path) -> None:
+    """With a learning rate of zero the second stage ends where it started."""
+    still = {"learners": [{"name": "natural", "objective": "nt", "optimizer": {"lr": 1e-12, "weight_decay": 0}}]}
+    stages = [RECIPE["stages"][0], {"name": "main", "start": "warm-up", "change": still}]
+    run = train({**RECIPE, "stages": stages}, overrides=["train.epochs=1"], out=tmp_path / "run", device="cpu")
+    before = load_weights(run.stage("warm-up").snapshots / "2" / "natural.safetensors")[0]
+    after = load_weights(run.snapshots / "1" / "natural.safetensors")[0]
+    # The other stage's momenta must not have come along either: they would have moved the weights.
+    for name, tensor in before.items():
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-7)
+
+
+def test_a_fresh_stage_does_not_depend_on_the_one_before(tmp_path: Path) -> None:
+    stages = [RECIPE["stages"][0], {"name": "main", "start": "fresh"}]
+    staged = train({**RECIPE, "stages": stages}, out=tmp_path / "staged", device="cpu")
+    alone = train({**RECIPE, "stages": []}, out=tmp_path / "alone", device="cpu")
+    assert same_weights(staged.last, alone.last)
+
+
+def test_a_stage_may_start_from_another_run(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    source = uninterrupted.stage("warm-up").path
+    stages = [{"name": "main", "start": str(source)}]
+    run = train({**RECIPE, "stages": stages}, out=tmp_path / "run", device="cpu")
+    assert same_weights(run.last, uninterrupted.last)
+    at = train({**RECIPE, "stages": [{"name": "main", "start": f"{source}@2"}]}, out=tmp_path / "at", device="cpu")
+    assert same_weights(at.last, uninterrupted.last)
+
+
+@pytest.mark.parametrize("stop", [1, STEPS, STEPS + 2, 2 * STEPS, 2 * STEPS + 1, 3 * STEPS + 2, 5 * STEPS - 1])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, uninterrupted: RunDirectory, stop: int) -> None:
+    """Killed without a last checkpoint, in the middle or at the end of either stage's epochs."""
+    out = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        train(RECIPE, out=out, device="cpu", listener=stopping_at(stop))
+    run = train(RECIPE, out=out, device="cpu", resume=True)
+    assert_equal_runs(run, uninterrupted)
+
+
+def test_interrupted_in_both_stages(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        train(RECIPE, out=out, device="cpu", listener=stopping_at(STEPS + 1))
+    with pytest.raises(InterruptedRunError):
+        train(out, device="cpu", resume=True, listener=stopping_at(STEPS + STEPS + 1))
+    assert_equal_runs(train(out, device="cpu", resume=True), uninterrupted)
+
+
+def test_the_command_line_resumes_a_staged_run(
+    tmp_path: Path, uninterrupted: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the recipe with --out, and by the run alone, after an interruption of the first stage."""
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(RECIPE))
+    for number, args in enumerate([["mine.yaml", "--out", "run-0"], ["run-1"]]):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InterruptedRunError):
+            train("mine.yaml", out=f"run-{number}", device="cpu", listener=stopping_at(STEPS + 1))
+        monkeypatch.setattr(sys, "argv", ["generalist", "train", *args, "--resume", "--device", "cpu"])
+        with pytest.raises(SystemExit) as ending:
+            cli.main()
+        assert ending.value.code == 0
+        assert same_weights(RunDirectory(tmp_path / f"run-{number}").last, uninterrupted.last)
+
+
+def test_resume_of_a_finished_staged_run_changes_nothing(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    before = without_times(uninterrupted)
+    train(RECIPE, out=uninterrupted.path, device="cpu", resume=True)
+    assert without_times(uninterrupted) == before
+
+
+def test_other_stages_are_another_recipe(uninterrupted: RunDirectory) -> None:
+    with pytest.raises(RecipeError, match="stages: differs"):
+        train({**RECIPE, "stages": RECIPE["stages"][1:]}, out=uninterrupted.path, device="cpu", resume=True)
+
+
+def test_a_later_stage_that_cannot_be_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Everything is checked before the first stage runs."""
+    for change in (
+        {"train": {"batch_size": 5000}},
+        {"model": {"name": "resnet19", "width": None}},
+        {"data": {"name": "mnist"}},
+    ):
+        stages = [RECIPE["stages"][0], {"name": "main", "change": change}]
+        with pytest.raises(Exception, match=r"batch_size|resnet18|mnist"):
+            train({**RECIPE, "stages": stages}, out=tmp_path / "run", device="cpu", overrides=[f"data.root={tmp_path}"])
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_branch_and_resume_without_the_source(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    """A branch that was killed before its first epoch's checkpoint still goes on from the source's weights."""
+    plain = {**RECIPE, "stages": []}
+    whole = train(plain, out=tmp_path / "whole", start=str(uninterrupted.path), device="cpu")
+    out = tmp_path / "branch"
+    with pytest.raises(InterruptedRunError):
+        train(plain, out=out, start=str(uninterrupted.path), device="cpu", listener=stopping_at(2))
+    assert same_weights(train(out, resume=True, device="cpu").last, whole.last)
+    fresh = train(plain, out=tmp_path / "fresh", device="cpu")
+    assert not same_weights(fresh.last, whole.last)
+
+
+def test_environments_name_the_data_of_their_stage(uninterrupted: RunDirectory) -> None:
+    first, last = (json.loads(run.environment.read_text()) for run in (uninterrupted.stage("warm-up"), uninterrupted))
+    assert first["data"] == last["data"] and set(last["data"]) == {"train", "test"}
