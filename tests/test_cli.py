@@ -244,7 +244,7 @@ def test_a_recipe_s_name_cannot_leave_runs(
 
 # -- signals ---------------------------------------------------------------------------------------------------------
 
-EPOCHS = 20
+EPOCHS = 10
 LONG = [
     "train",
     "digits-d",

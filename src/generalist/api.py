@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import Dataset
 
 from generalist.attacks.threats import ThreatOptions, parse_threat
-from generalist.core.errors import RecipeError, RunError
+from generalist.core.errors import DataError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory, next_free
 from generalist.data.dataset import materialise
@@ -97,7 +98,7 @@ def evaluate(
     `data` is (images, labels), a torch Dataset, or the name of a data set (its test images). `samples` takes a
     seeded random subset. The model is given back in its own mode, on its own device where it is a module.
     """
-    images = _images(data)
+    images = _images(data, trust_code=trust_code)
     if isinstance(model, nn.Module):
         where = next((p.device for p in model.parameters()), torch.device("cpu"))
     else:
@@ -231,9 +232,13 @@ def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_
     return model
 
 
-def _images(data: Any) -> Images:
+def _images(data: Any, *, trust_code: bool) -> Images:
     if isinstance(data, str):
-        splits = load_splits(DataOptions(name=data))
+        try:
+            options = DataOptions(name=data)
+        except ValidationError as error:
+            raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
+        splits = load_splits(options, trust_code=trust_code)
         return splits.test if splits.test is not None else splits.train
     if isinstance(data, tuple | list) and len(data) == 2:
         return from_arrays(data[0], data[1])

@@ -86,7 +86,7 @@ _PAPER: dict[str, Any] = {
         "warmup": False,
         "redistribution": {"reset": False},
     },
-    "validation": {"split": "test", "images": 10_000},
+    "validation": {"split": "test", "images": 10_000, "every": 1},
 }
 _PAPER_SCHEDULE = {"fractions": [0, "1/3", 0.5, 1], "values": [1, 1, 0.1, 0.01]}
 _PAPER_NATURAL_LR = 0.1
@@ -97,7 +97,7 @@ _PUBLISHED: dict[str, Any] = {
         "counters": "truncate",
         "redistribution": {"when": "every-iteration", "reset": False},
     },
-    "validation": {"split": "test", "images": 10_000, "min_natural": 0.88, "steps": 10, "step": 0.007},
+    "validation": {"split": "test", "images": 10_000, "every": 1, "min_natural": 0.88, "steps": 10, "step": 0.007},
 }
 _PUBLISHED_STEP = 0.007
 

@@ -16,11 +16,14 @@ from torch import Tensor
 from generalist.core.errors import RunError
 from generalist.core.files import atomic_write
 from generalist.core.run import RunDirectory
+from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
 from generalist.training.validation import GLOBAL
 
 AVERAGE = ".average"
+UPDATES = "updates"
+"""How often an average was updated: a branch goes on there, where a new one would forget within a few iterations."""
 
 
 def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *, half: bool = False) -> None:
@@ -63,11 +66,13 @@ def save_snapshot(
     folder = run.snapshots / str(epoch)
     for learner in learners:
         save_weights(folder / f"{learner.name}.safetensors", learner.flat.state_dict(), about, half=half)
-        if learner.average:
-            state = learner.flat.state_dict(learner.average.vector, learner.average.counters)
-            save_weights(folder / f"{learner.name}{AVERAGE}.safetensors", state, about, half=half)
+        if average := learner.average:
+            state = learner.flat.state_dict(average.vector, average.counters)
+            counted = {**about, UPDATES: int(average.count.item())}
+            save_weights(folder / f"{learner.name}{AVERAGE}.safetensors", state, counted, half=half)
     state = learners[0].flat.state_dict(global_learner.vector, global_learner.counters)
-    save_weights(folder / f"{GLOBAL}.safetensors", state, about, half=half)
+    counted = {**about, UPDATES: int(global_learner.count.item())}
+    save_weights(folder / f"{GLOBAL}.safetensors", state, counted, half=half)
 
 
 def split_run_name(text: str) -> tuple[RunDirectory, int | None]:
@@ -101,15 +106,21 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
 @torch.no_grad()
 def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
     """Load weights into learners and global learner; momenta stay zero."""
-    vector, counters = learners[0].flat.read(load_weights(files[GLOBAL])[0])
-    global_learner.vector.copy_(vector)
-    global_learner.counters.copy_(counters)
+    state, about = load_weights(files[GLOBAL])
+    vector, counters = learners[0].flat.read(state)
+    _fill(global_learner, vector, counters, about)
     for learner in learners:
         own = files.get(learner.name)
         learner.flat.load(*(learner.flat.read(load_weights(own)[0]) if own else (vector, counters)))
         if learner.average:
             learner.average.restart(learner.flat)
             if average := files.get(learner.name + AVERAGE):
-                values, counts = learner.flat.read(load_weights(average)[0])
-                learner.average.vector.copy_(values)
-                learner.average.counters.copy_(counts)
+                state, about = load_weights(average)
+                _fill(learner.average, *learner.flat.read(state), about)
+
+
+def _fill(average: GlobalLearner | Average, vector: Tensor, counters: Tensor, about: dict[str, Any]) -> None:
+    average.vector.copy_(vector)
+    average.counters.copy_(counters)
+    updates = about.get(UPDATES, 0)
+    average.count.fill_(updates if isinstance(updates, int) and updates >= 0 else 0)

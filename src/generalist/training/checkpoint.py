@@ -11,17 +11,47 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from generalist.core.errors import RunError
 from generalist.core.files import atomic_write, clear_write_errors, sha256, write_text
+from generalist.core.options import Options
 from generalist.core.run import RunDirectory
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{9})\.pt")
+
+
+class Values(Options):
+    """What a checkpoint keeps beside tensors."""
+
+    step: int = Field(ge=0)
+    """Iterations done."""
+
+    iterations: int = Field(ge=0)
+    """Of these, those of the current epoch."""
+
+    best: dict[str, Any]
+    """The best epoch so far: epoch, score and accuracy; empty before the first validation."""
+
+    regret: dict[str, list[float]]
+    """Each learner's task losses, one a validation."""
+
+    metrics_bytes: int = Field(ge=0)
+    """Length of metrics.jsonl."""
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RunError(
+                f"the checkpoint is damaged: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from generalist.attacks.threats import Threat
+from generalist.core.errors import GeneralistError
 from generalist.data.augment import AugmentOptions, cut_out, draw
 from generalist.data.sets import Batch
 from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
@@ -35,6 +36,9 @@ class Learner:
         self.name = options.name
         self.model = model
         self.seed = seed
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                raise GeneralistError(f"parameter {name!r} is frozen, but learners train all: set requires_grad")
         self.flat = Flat(model)
         self.gradient = torch.zeros_like(self.flat.parameters)
         self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)

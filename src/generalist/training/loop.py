@@ -86,6 +86,9 @@ class Trainer:
         if job.train.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         check_model(model, images.shape, len(images.classes), self.device)
+        for i, options in enumerate(job.learners):
+            if options.cutout >= min(images.shape[1:]):
+                raise RecipeError(f"learners.{i}.cutout", f"{options.cutout} covers a whole image; make it smaller")
         return [
             Learner(
                 options,
@@ -192,15 +195,12 @@ class Trainer:
         if last or epoch % self.job.validation.every == 0:
             record |= self._validate(epoch, gammas)
         redistribution = self.job.mixing.redistribution
-        due = redistribution.when == "epoch-end" and redistribution.due(epoch, train.epochs)
-        first = redistribution.due(epoch, train.epochs) and not any(
-            redistribution.due(earlier, train.epochs) for earlier in range(1, epoch)
-        )
-        if last or first or (train.snapshots.every and epoch % train.snapshots.every == 0):
+        apart = epoch == redistribution.last_apart(train.epochs)
+        if last or apart or (train.snapshots.every and epoch % train.snapshots.every == 0):
             self._snapshot(epoch)
-        if due:
-            self.global_learner.redistribute(self.learners)
         record["redistributed"] = redistribution.due(epoch, train.epochs)
+        if record["redistributed"] and redistribution.when == "epoch-end":
+            self.global_learner.redistribute(self.learners)
         self._log(record)
         if last or epoch % train.checkpoint_epochs == 0:
             self.checkpoint()
@@ -292,14 +292,14 @@ class Trainer:
         for learner in self.learners:
             state = learner.objective.state_dict()
             tensors |= {f"objective.{learner.name}.{name}": tensor.cpu() for name, tensor in state.items()}
-        values = {
-            "step": self.step,
-            "iterations": self.engine.iterations,
-            "best": self.best,
-            "regret": self.regret.history,
-            "metrics_bytes": self.metrics_bytes,
-        }
-        checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values), step=self.step)
+        values = checkpoints.Values(
+            step=self.step,
+            iterations=self.engine.iterations,
+            best=self.best,
+            regret=self.regret.history,
+            metrics_bytes=self.metrics_bytes,
+        )
+        checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
         self._saved_at = time.monotonic()
 
     def resume(self) -> bool:
@@ -308,22 +308,22 @@ class Trainer:
         if found is None:
             self._truncate_metrics()
             return False
+        values = checkpoints.Values.parse(found.values)
         checkpoints.restore(self.live_tensors(), _under("live.", found.tensors))
         sums = _under("sums.", found.tensors)
         self.engine.sums = {name: tensor.to(self.device) for name, tensor in sums.items()}
         for learner in self.learners:
             learner.objective.load_state_dict(_under(f"objective.{learner.name}.", found.tensors))
-        self.step = int(found.values["step"])
-        self.engine.iterations = int(found.values["iterations"])
-        self.best = dict(found.values["best"])
-        self.regret = Regret(found.values["regret"])
-        self.metrics_bytes = int(found.values["metrics_bytes"])
+        self.step, self.engine.iterations = values.step, values.iterations
+        self.best, self.regret, self.metrics_bytes = values.best, Regret(values.regret), values.metrics_bytes
         self._truncate_metrics()
         return True
 
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
+            # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
+            self.metrics_bytes = min(self.metrics_bytes, stream.tell())
             stream.truncate(self.metrics_bytes)
 
 

@@ -37,13 +37,19 @@ class RedistributionOptions(Options):
     code: keeps them."""
 
     def first_epoch(self, epochs: int) -> int:
-        return self.start_epoch if self.start_epoch is not None else max(1, round(self.start * epochs))
+        """t'. A half is rounded up."""
+        return self.start_epoch if self.start_epoch is not None else max(1, int(self.start * epochs + 0.5))
 
     def due(self, epoch: int, epochs: int) -> bool:
         """Whether `epoch` (from 1) is one of those that redistribute."""
         if self.every == 0 or epoch < self.first_epoch(epochs) or epoch % self.every != 0:
             return False
         return self.when == "every-iteration" or epoch < epochs
+
+    def last_apart(self, epochs: int) -> int | None:
+        """The last epoch at whose end no redistribution has happened yet; None where none ever does."""
+        first = next((epoch for epoch in range(1, epochs + 1) if self.due(epoch, epochs)), None)
+        return first - 1 if first is not None and self.when == "every-iteration" else first
 
 
 class MixingOptions(Options):

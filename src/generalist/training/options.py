@@ -126,7 +126,7 @@ class SnapshotOptions(Options):
     """Weights of the global learner and of every learner, kept for mixing and branching."""
 
     every: int = Field(default=0, ge=0, le=1_000_000)
-    """Keep one every this many epochs; 0: only the last epoch and the one before the first redistribution."""
+    """Keep one every this many epochs; 0: only of the last epoch and of the last one before any redistribution."""
 
     dtype: Literal["fp32", "fp16"] = "fp32"
     """fp16 halves the size; mixing and branching accept both."""
