@@ -16,6 +16,12 @@ import generalist
 
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 400
+SHOW = """
+import generalist, generalist.cli
+print(generalist.__file__, flush=True)
+for args in (["--version"], ["recipes", "show", "digits-t"]):
+    generalist.cli.app(args, standalone_mode=False)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +72,11 @@ def run_outside(python: Path, folder: Path, *args: str) -> str:
 
 
 def test_the_wheel_works_outside_the_tree(outside: Path, tmp_path: Path) -> None:
-    where = Path(run_outside(outside, tmp_path, "-c", "import generalist; print(generalist.__file__)").strip())
-    assert where.is_relative_to(outside.parents[1]) and not where.is_relative_to(ROOT)
-    entry = "import sys; from generalist.cli import main; sys.argv[0] = 'generalist'; main()"
-    assert run_outside(outside, tmp_path, "-c", entry, "--version") == f"generalist {generalist.__version__}\n"
-    shown = run_outside(outside, tmp_path, "-c", entry, "recipes", "show", "digits-t")
-    assert shown == (ROOT / "src/generalist/recipes/digits-t.yaml").read_text()
+    shown = run_outside(outside, tmp_path, "-c", SHOW)
+    where, version, recipe = shown.split("\n", 2)
+    assert Path(where).is_relative_to(outside.parents[1]) and not Path(where).is_relative_to(ROOT)
+    assert version == f"generalist {generalist.__version__}"
+    assert recipe == (ROOT / "src/generalist/recipes/digits-t.yaml").read_text()
     args = ["train", "digits-t", "--set", "train.epochs=1", "--set", "validation.steps=1", "--out", "run"]
     run_outside(outside, tmp_path, "-m", "generalist", *args)
     assert (tmp_path / "run" / "last.safetensors").is_file()

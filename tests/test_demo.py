@@ -1,0 +1,60 @@
+"""The demonstration keeps its promises at its fixed seed, and they come from mixing and redistribution."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from generalist import train
+from generalist.demo import GENERALIST, accuracies, run_demo, summary
+from generalist.recipe import load_recipe
+
+LINF, L2 = "pgd-20/linf:0.15", "pgd-20/l2:0.6"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    return run_demo(tmp_path_factory.mktemp("demo"))
+
+
+def variant(path: Path, *overrides: str) -> dict[str, float]:
+    """The global learner of digits-t with something changed."""
+    threats = [str(threat) for threat in load_recipe("digits-t").threats()]
+    return accuracies(train("digits-t", overrides=overrides, out=path, device="cpu"), "last", threats)
+
+
+def test_the_natural_model_is_not_robust(rows: dict[str, dict[str, float]]) -> None:
+    assert rows["digits-nt"]["natural"] > 0.95
+    assert rows["digits-nt"][LINF] < 0.30
+    assert rows["digits-nt"][L2] < 0.30
+
+
+def test_the_global_learner_is_the_generalist(rows: dict[str, dict[str, float]]) -> None:
+    ours, natural, robust = rows[GENERALIST], rows["digits-nt"], rows["digits-at"]
+    assert ours["natural"] >= natural["natural"] - 0.02
+    assert ours[LINF] >= robust[LINF] - 0.08
+    assert ours[L2] >= robust[L2] - 0.03
+
+
+def test_equal_budget() -> None:
+    budgets = {(r.train.epochs, r.train.batch_size) for r in map(load_recipe, ("digits-nt", "digits-at", "digits-t"))}
+    assert len(budgets) == 1
+
+
+def test_every_learner_has_a_row_and_the_summary_compares(rows: dict[str, dict[str, float]]) -> None:
+    assert [name.split()[1] for name in rows if name.startswith("  its")] == ["linf", "natural", "l2"]
+    points = 100 * (rows[GENERALIST]["natural"] - rows["digits-nt"]["natural"])
+    assert f"natural {points:+.1f}" in summary(rows)
+
+
+def test_gamma_one_throughout_is_another_model(rows: dict[str, dict[str, float]], tmp_path: Path) -> None:
+    """With gamma = 1 the global learner is an average of the linf learner alone."""
+    only_linf = variant(tmp_path / "run", "mixing.gamma=1")
+    assert max(abs(only_linf[name] - rows[GENERALIST][name]) for name in only_linf) >= 0.006  # 3 of 500 images
+
+
+def test_without_redistribution_mixing_fails(rows: dict[str, dict[str, float]], tmp_path: Path) -> None:
+    """Learners that never meet drift apart, and the mix of their weights loses accuracy."""
+    apart = variant(tmp_path / "run", "mixing.redistribution.every=0")
+    assert apart[LINF] < rows[GENERALIST][LINF] - 0.05
