@@ -206,8 +206,8 @@ def test_the_metrics_of_a_run(run: RunDirectory) -> None:
     validation = record["validation"]
     assert set(validation["accuracy"]) == learners | {"global"}
     for accuracy in validation["accuracy"].values():
-        assert set(accuracy) == {"natural", "linf:0.15", "l2:0.6"}
-        assert 0 <= accuracy["linf:0.15"] <= accuracy["natural"] <= 1
+        assert set(accuracy) == {"natural", "linf:0.18", "l2:0.7"}
+        assert 0 <= accuracy["linf:0.18"] <= accuracy["natural"] <= 1
     assert validation["drift"] > 0 and validation["mixing_gap"] > 0 and 0 <= validation["ensemble"] <= 1
     assert record["regret"] == 0 and record["best_epoch"] == 1
 

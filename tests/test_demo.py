@@ -10,7 +10,7 @@ from generalist import train
 from generalist.demo import GENERALIST, accuracies, run_demo, summary
 from generalist.recipe import load_recipe
 
-LINF, L2 = "pgd-20/linf:0.15", "pgd-20/l2:0.6"
+LINF, L2 = "pgd-20/linf:0.18", "pgd-20/l2:0.7"
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,8 @@ def not_a_model(*, num_classes: int, in_channels: int) -> int:
 
 
 def test_every_network_is_counted():
-    assert set(PARAMETERS) == set(MODELS.names())
+    shipped = {name for name in MODELS.names() if MODELS.get(name).__module__.startswith("generalist.")}
+    assert set(PARAMETERS) == shipped  # other tests register networks of their own
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -314,6 +314,6 @@ def test_any_text_is_refused_or_a_mapping(text: str) -> None:
 
 
 def test_shipped_text_is_what_is_loaded() -> None:
-    assert parse_yaml(shipped_text("digits-t"), "digits-t")["train"] == {"epochs": 40, "batch_size": 64}
+    assert parse_yaml(shipped_text("digits-t"), "digits-t")["train"] == {"epochs": 50, "batch_size": 64}
     with pytest.raises(RecipeError, match="did you mean 'digits-t'"):
         shipped_text("digit-t")

@@ -411,3 +411,27 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     other = make_trainer(tiny_recipe(model={"name": "small", "width": 2}, train=FAST), tmp_path / "other")
     with pytest.raises(GeneralistError, match="do not fit this architecture"):
         other.start_from(branch_files(str(tmp_path / "run"), ["robust"]))
+
+
+def test_a_branch_keeps_the_count_of_the_average_it_continues(tmp_path: Path) -> None:
+    source = train(tiny_recipe(), tmp_path / "source")
+    source.directory.recipe.write_text(to_yaml(tiny_recipe()))
+    branch = make_trainer(tiny_recipe(), tmp_path / "branch")
+    branch.start_from(branch_files(str(tmp_path / "source"), ["robust", "natural"]))
+    assert branch.global_learner.count.item() == source.step > 0
+
+
+def test_a_branch_says_when_its_held_out_images_were_trained_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = train(tiny_recipe(), tmp_path / "source")
+    source.directory.recipe.write_text(to_yaml(tiny_recipe()))
+    files = branch_files(str(tmp_path / "source"), ["robust", "natural"])
+    same = make_trainer(tiny_recipe(), tmp_path / "same", listener=Listener(say=said.append))
+    same.start_from(files)
+    assert said == [] and same.warnings == []
+    other = make_trainer(tiny_recipe(train={"seed": 4}), tmp_path / "other", listener=Listener(say=said.append))
+    other.start_from(files)
+    assert len(said) == 1 and "held out" in said[0]
+    other.run()
+    assert all("held out" in record["warning"] for record in other.directory.read_metrics())
+    assert "held out" in load_weights(other.directory.model)[1]["warning"]

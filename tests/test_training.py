@@ -24,9 +24,10 @@ from training_helpers import (
 )
 
 from generalist.core import random
-from generalist.core.errors import DataError, DivergedError
+from generalist.core.errors import DataError, DivergedError, GeneralistError, RecipeError
 from generalist.core.run import RunDirectory
 from generalist.data.sets import Batch
+from generalist.models.registry import MODELS
 from generalist.objectives.base import Progress
 from generalist.objectives.trades import divergence
 from generalist.recipe import Recipe
@@ -520,3 +521,29 @@ def test_two_runs_of_one_recipe_are_equal_and_of_two_seeds_are_not(tmp_path: Pat
     assert torch.equal(first.global_learner.vector, second.global_learner.vector)
     other = train(tiny_recipe(train={"epochs": 4, "batch_size": 6, "precision": "fp64", "seed": 4}), tmp_path / "other")
     assert not torch.equal(first.global_learner.vector, other.global_learner.vector)
+
+
+def test_snapshots_come_before_learners_meet(tmp_path: Path) -> None:
+    """Published code redistributes within the due epochs, so the epoch before the first of them is kept."""
+    recipe = tiny_recipe(mixing={"redistribution": {"every": 2, "start": 0.5, "when": "every-iteration"}})
+    trainer = train(recipe, tmp_path)
+    assert trainer.directory.snapshot_epochs() == [1, 4]
+    folder = trainer.directory.snapshots / "1"
+    states = [load_weights(folder / f"{name}.safetensors")[0]["linear.weight"] for name in ("robust", "natural")]
+    assert not torch.equal(*states)
+
+
+def test_a_cutout_as_large_as_the_image_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"learners\.1\.cutout"):
+        make_trainer(tiny_recipe([ROBUST, {**NATURAL, "cutout": 4}]), tmp_path)
+
+
+def test_a_frozen_parameter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def frozen_net(*, num_classes: int, in_channels: int) -> torch.nn.Module:
+        net = TinyNet(num_classes=num_classes, in_channels=in_channels)
+        net.conv.weight.requires_grad_(False)
+        return net
+
+    monkeypatch.setitem(MODELS._things, "frozen-tiny", frozen_net)
+    with pytest.raises(GeneralistError, match=r"conv\.weight"):
+        make_trainer(tiny_recipe(model={"name": "frozen-tiny"}), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from generalist.core.run import RunDirectory
-from generalist.training.loop import TEST_SELECTION, Listener
+from generalist.training.loop import Listener
+
+PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
 
 console = Console(highlight=False)
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console = Console(highlight=False, width=PLAIN_WIDTH)
 errors = Console(stderr=True, highlight=False)
 
 
@@ -73,5 +78,5 @@ def show_run(run: RunDirectory) -> None:
         console.print(accuracy_table(title, last["validation"]["accuracy"]))
         console.print(f"best epoch by the recipe's rule, kept in model.safetensors: {last['best_epoch']}")
         if "warning" in last:
-            console.print(f"[bold]Note:[/bold] {TEST_SELECTION}")
+            console.print(f"[bold]Note:[/bold] {escape(last['warning'])}", soft_wrap=True)
     console.print(f"run: {escape(str(run.path))}  (model.safetensors, metrics.jsonl, snapshots/)", soft_wrap=True)

@@ -40,7 +40,7 @@ from generalist.training.global_learner import mix
 from generalist.training.measures import ensemble
 
 RECIPE = "digits-t"
-THREAT = "linf:0.15"
+THREAT = "linf:0.18"
 GLOBAL, MIXED, ENSEMBLE = "global learner", "mixed weights", "mixed outputs"
 SETTINGS = {"redistribution every 2 epochs": 2, "no redistribution": 0}
 """Two ways to train: learners that stay close to one another, and learners that do not."""

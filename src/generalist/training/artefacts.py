@@ -104,11 +104,12 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
 
 
 @torch.no_grad()
-def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
-    """Load weights into learners and global learner; momenta stay zero."""
+def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner) -> dict[str, Any]:
+    """Load weights into learners and global learner; momenta stay zero. Returns what the global one's header says."""
     state, about = load_weights(files[GLOBAL])
     vector, counters = learners[0].flat.read(state)
     _fill(global_learner, vector, counters, about)
+    origin = about
     for learner in learners:
         own = files.get(learner.name)
         learner.flat.load(*(learner.flat.read(load_weights(own)[0]) if own else (vector, counters)))
@@ -117,6 +118,7 @@ def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learn
             if average := files.get(learner.name + AVERAGE):
                 state, about = load_weights(average)
                 _fill(learner.average, *learner.flat.read(state), about)
+    return origin
 
 
 def _fill(average: GlobalLearner | Average, vector: Tensor, counters: Tensor, about: dict[str, Any]) -> None:

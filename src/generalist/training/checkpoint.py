@@ -44,6 +44,9 @@ class Values(Options):
     metrics_bytes: int = Field(ge=0)
     """Length of metrics.jsonl."""
 
+    warnings: list[str]
+    """What every output of the run must say."""
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import time
@@ -35,6 +36,7 @@ from generalist.training.signals import StopRequest, stop_requests
 from generalist.training.validation import Validation, Validator, validation_indices
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
+LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Trainer:
         self.job, self.directory, self.device = job, directory, device
         self.listener = listener or Listener()
         images, held, self.train_index = validation_indices(job, splits)
+        self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
+        self.seen = {"data": splits.train.checksum(), "trained_on": _fingerprint(self.train_index)}
         self.validator = Validator(job, images.to(device), held)
         self.train_images, self.extra_index = _with_extra(splits)
         self.train_images = self.train_images.to(device)
@@ -115,7 +119,10 @@ class Trainer:
 
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
-        start_from(files, self.learners, self.global_learner)
+        seen = start_from(files, self.learners, self.global_learner).get("seen")
+        if isinstance(seen, dict) and seen.get("data") == self.seen["data"] and seen != self.seen:
+            self.warnings.append(LEAKED)
+            self.listener.say(f"warning: {LEAKED}")
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train = self.job.train
@@ -236,23 +243,24 @@ class Trainer:
             "regret_rounds": self.regret.rounds(),
             "best_epoch": self.best["epoch"],
         }
-        if self.job.validation.split == "test":
-            record["warning"] = TEST_SELECTION
-        return record
+        return record | self._warning()
+
+    def _warning(self) -> dict[str, str]:
+        """What every output must say, where there is something to say."""
+        return {"warning": "; ".join(self.warnings)} if self.warnings else {}
 
     def _about(self, epoch: int) -> dict[str, Any]:
         """What a weights file says of itself: enough to build the network again."""
         images = self.train_images
-        about = {
+        return {
             "version": __version__,
             "epoch": epoch,
             "model": self.job.model.model_dump(mode="json"),
             "classes": images.classes,
             "shape": list(images.shape),
+            "seen": self.seen,
+            **self._warning(),
         }
-        if self.job.validation.split == "test":
-            about["warning"] = TEST_SELECTION
-        return about
 
     def _save_model(self, path: Path, *, epoch: int) -> None:
         flat = self.learners[0].flat
@@ -298,6 +306,7 @@ class Trainer:
             best=self.best,
             regret=self.regret.history,
             metrics_bytes=self.metrics_bytes,
+            warnings=self.warnings,
         )
         checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
         self._saved_at = time.monotonic()
@@ -316,6 +325,7 @@ class Trainer:
             learner.objective.load_state_dict(_under(f"objective.{learner.name}.", found.tensors))
         self.step, self.engine.iterations = values.step, values.iterations
         self.best, self.regret, self.metrics_bytes = values.best, Regret(values.regret), values.metrics_bytes
+        self.warnings = values.warnings
         self._truncate_metrics()
         return True
 
@@ -325,6 +335,10 @@ class Trainer:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
             self.metrics_bytes = min(self.metrics_bytes, stream.tell())
             stream.truncate(self.metrics_bytes)
+
+
+def _fingerprint(index: Tensor) -> str:
+    return hashlib.sha256(index.cpu().numpy().tobytes()).hexdigest()
 
 
 def _with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
