@@ -67,7 +67,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, heading = target.partition("#")
         file = (page.parent / path) if path else page
-        assert file.is_file(), f"{page.name} links to {target}"
+        assert file.exists(), f"{page.name} links to {target}"
         if heading:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
             assert heading in map(anchor, titles), f"{page.name} links to {target}"
@@ -117,7 +117,7 @@ def test_changes_shown_in_the_readme_fit_their_recipes() -> None:
 
 
 def test_fields_named_in_the_method_exist() -> None:
-    recipe = load_recipe("cifar10-resnet18-d-published-code").model_dump()
+    recipe: Any = load_recipe("cifar10-resnet18-d-published-code").model_dump()
     text = (ROOT / "docs" / "method.md").read_text()
     fields = set(re.findall(r"`((?:mixing|learners|train|validation)\.[\w.]+)", text))
     logged = {"validation.drift", "validation.mixing_gap", "validation.ensemble"}
@@ -154,12 +154,25 @@ def test_the_method_describes_what_the_styles_set() -> None:
     assert [r.validation.split for r in (paper, published, ours)] == ["test", "test", "held-out"]
     assert [r.validation.min_natural for r in (paper, published, ours)] == [0, 0.88, 0]
     assert [r.validation.steps for r in (paper, published, ours)] == [20, 10, 20]
+    assert [r.validation.every for r in (paper, published, ours)] == [1, 1, 5]
+    assert published.mixing.redistribution.last_apart(published.train.epochs) == 74
+
+
+def test_the_readme_shows_the_digits_recipe_of_today() -> None:
+    text, recipe = (ROOT / "README.md").read_text(), load_recipe("digits-t")
+    epochs, threats = recipe.train.epochs, [str(threat) for threat in recipe.threats()]
+    assert set(re.findall(r"\bpgd-20/(\w+:[\d.]+\d)", text)) == set(threats)
+    assert set(re.findall(r"\b(l\w+:0\.\d+) \d\d\.\d", text)) == set(threats)
+    assert re.search(rf"^digits-t +linf \+ natural \+ l2 +{epochs}  default$", text, re.MULTILINE)
+    apart = recipe.mixing.redistribution.last_apart(epochs)
+    assert f"snapshots/{apart}, {epochs}/" in text
+    assert f"--from runs/digits-t@{apart} --set train.start_epoch={apart}" in text
 
 
 @pytest.fixture
 def registries() -> Iterator[None]:
     """Forget afterwards what a document's code has registered."""
-    kinds: list[Registry] = [MODELS, OBJECTIVES, DATASETS]
+    kinds: list[Registry[Any]] = [MODELS, OBJECTIVES, DATASETS]
     before = [dict(kind._things) for kind in kinds]
     yield
     for kind, things in zip(kinds, before, strict=True):
