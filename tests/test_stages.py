@@ -206,3 +206,45 @@ def test_branch_and_resume_without_the_source(tmp_path: Path, uninterrupted: Run
 def test_environments_name_the_data_of_their_stage(uninterrupted: RunDirectory) -> None:
     first, last = (json.loads(run.environment.read_text()) for run in (uninterrupted.stage("warm-up"), uninterrupted))
     assert first["data"] == last["data"] and set(last["data"]) == {"train", "test"}
+
+
+TWO_ENDS: dict[str, Any] = {
+    **RECIPE,
+    "stages": [
+        {
+            "name": name,
+            "change": {
+                "learners": [{"name": name, "objective": "nt", "optimizer": {"lr": rate}}],
+                "train": {"epochs": 1},
+            },
+        }
+        for name, rate in (("one", 0.1), ("two", 0.05))
+    ]
+    + [{"name": "joined", "start": {"linf": "one#one", "natural": "two"}, "change": {"train": {"epochs": 1}}}],
+}
+
+
+def test_learners_start_from_different_stages(tmp_path: Path) -> None:
+    """As a path between two endpoints needs it: each learner from a named network of its own source."""
+    raw = {**TWO_ENDS, "stages": [dict(stage) for stage in TWO_ENDS["stages"]]}
+    raw["stages"][-1]["change"] = {"train": {"epochs": 1}, "learners": _still(RECIPE["learners"])}
+    run = train(raw, out=tmp_path / "run", device="cpu")
+    ends = {name: load_weights(run.stage(name).snapshots / "1" / f"{name}.safetensors")[0] for name in ("one", "two")}
+    joined = {
+        name: load_weights(run.snapshots / "1" / f"{name}.safetensors")[0]["classifier.weight"]
+        for name in ("linf", "natural")
+    }
+    assert torch.equal(joined["linf"], ends["one"]["classifier.weight"])
+    assert not torch.equal(joined["natural"], joined["linf"])
+
+
+def _still(learners: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The learners with steps too small to change a float32 weight."""
+    return [{**learner, "optimizer": {"lr": 1e-30, "weight_decay": 0.0}} for learner in learners]
+
+
+def test_a_start_for_a_learner_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    raw = {**RECIPE, "stages": [RECIPE["stages"][0], {"name": "main", "start": {"linv": "warm-up"}}]}
+    with pytest.raises(RecipeError, match=r"stages\.main\.start\.linv.*linf, natural"):
+        train(raw, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

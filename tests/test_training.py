@@ -193,7 +193,7 @@ def test_a_trades_step_with_huge_logits_is_finite(tmp_path: Path) -> None:
     with torch.no_grad():
         robust.model.linear.weight.mul_(1e5)  # type: ignore[operator, union-attr]
     batch = trainer.train_images.batch(torch.arange(6))
-    progress = Progress(step=torch.tensor(0), epoch=torch.tensor(1))
+    progress = Progress(step=torch.tensor(0), epoch=torch.tensor(1), lr=torch.tensor(0.1))
     assert float(robust.model(batch.x).detach().abs().max()) > 1e4
     gradients, metrics = robust.objective.gradients(batch, progress)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)

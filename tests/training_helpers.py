@@ -207,16 +207,16 @@ def spy_on(trainer: Trainer) -> Trace:
     return trace
 
 
-def _spied_step(learner: Learner, trace: Trace, *, first: bool) -> Callable[[Batch, Progress, Tensor], Metrics]:
+def _spied_step(learner: Learner, trace: Trace, *, first: bool) -> Callable[[Batch, Progress], Metrics]:
     step = learner.step
     before, after = trace.before.setdefault(learner.name, []), trace.after.setdefault(learner.name, [])
     rates = trace.lr.setdefault(learner.name, [])
 
-    def spied(batch: Batch, progress: Progress, lr: Tensor) -> Metrics:
+    def spied(batch: Batch, progress: Progress) -> Metrics:
         before.append(moment_of(learner))
-        metrics = step(batch, progress, lr)
+        metrics = step(batch, progress)
         after.append(moment_of(learner))
-        rates.append(float(lr))
+        rates.append(float(progress.lr))
         if first:
             trace.batches.append(batch)
         return metrics

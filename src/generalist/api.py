@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.models import ModelOptions, build_model, check_model
-from generalist.recipe import FRESH, Recipe, load_recipe, parse_yaml, stage_recipe, to_yaml
+from generalist.recipe import FRESH, Recipe, StageOptions, load_recipe, parse_yaml, stage_recipe, to_yaml
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import branch_files, load_weights
+from generalist.training.artefacts import artefact_file, branch_files, load_weights
 from generalist.training.environment import choose_device, describe, switches
 from generalist.training.loop import Listener, Trainer
 
@@ -147,31 +147,52 @@ class _Plan:
 
     recipe: Recipe
     directory: RunDirectory
-    source: str | None = None
-    """`RUN[@EPOCH]` that its weights come from; None: fresh ones."""
-    waits: bool = False
-    """Whether the source is an earlier stage, which has yet to run."""
+    source: str | dict[str, str] | None = None
+    """`RUN[@EPOCH]` that its weights come from, or one `RUN[@EPOCH][#SUBJECT]` a learner; None: fresh ones."""
+    stages: dict[str, RunDirectory] = field(default_factory=dict)
+    """The stages before this one, by name."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a source is an earlier stage, which has yet to run."""
+        sources = self.source.values() if isinstance(self.source, dict) else [self.source or ""]
+        return any(text.partition("#")[0] in self.stages for text in sources)
 
     def source_files(self) -> dict[str, Path]:
-        return branch_files(str(self.source), [learner.name for learner in self.recipe.learners])
+        """The weights file of each subject that does not start fresh."""
+        if isinstance(self.source, dict):
+            return {name: artefact_file(self._where(text), name) for name, text in self.source.items()}
+        return branch_files(self._where(self.source or ""), [learner.name for learner in self.recipe.learners])
+
+    def _where(self, text: str) -> str:
+        source, named, subject = text.partition("#")
+        return str(self.stages[source].path) + named + subject if source in self.stages else text
 
 
 def _plan(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[_Plan]:
     """The recipe's runs, in order; `start` is where the first one's weights come from."""
     if not recipe.stages:
         return [_Plan(recipe, run, start)]
-    names = [stage.name for stage in recipe.stages]
-    plans = []
+    plans: list[_Plan] = []
+    earlier: dict[str, RunDirectory] = {}
     for i, stage in enumerate(recipe.stages):
         own = stage_recipe(recipe, stage, trust_code=trust_code)
-        directory = run if i == len(names) - 1 else run.stage(stage.name)
-        if stage.start in names[:i]:
-            plans.append(_Plan(own, directory, str(run.stage(stage.start).path), waits=True))
-        elif stage.start == FRESH:
-            plans.append(_Plan(own, directory, start if i == 0 else None))
-        else:
-            plans.append(_Plan(own, directory, stage.start))
+        directory = run if i == len(recipe.stages) - 1 else run.stage(stage.name)
+        fresh = start if i == 0 else None
+        plans.append(_Plan(own, directory, fresh if stage.start == FRESH else stage.start, dict(earlier)))
+        _check_learners(stage, own)
+        earlier[stage.name] = directory
     return plans
+
+
+def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
+    names = [learner.name for learner in recipe.learners]
+    for name in stage.start if isinstance(stage.start, dict) else ():
+        if name not in names:
+            known = ", ".join(names)
+            raise RecipeError(
+                f"stages.{stage.name}.start.{name}", f"there is no such learner; the learners are {known}"
+            )
 
 
 def _build(
@@ -183,7 +204,15 @@ def _build(
     if splits.train.resident:
         recipe.data.augmentation.check_fits(*splits.train.shape[1:])
     with switches(recipe.train, device):
-        trainer = Trainer(recipe, plan.directory, splits, device=device, trust_code=trust_code, listener=listener)
+        trainer = Trainer(
+            recipe,
+            plan.directory,
+            splits,
+            device=device,
+            trust_code=trust_code,
+            listener=listener,
+            stages=plan.stages,
+        )
         if plan.source is not None and not plan.waits:
             trainer.start_from(plan.source_files())
     return plan, splits, trainer

@@ -33,8 +33,10 @@ class StageOptions(Options):
     name: Name
     """Its name; every stage but the last leaves its run in RUN/stages/NAME."""
 
-    start: str = FRESH
-    """`fresh` weights, the name of an earlier stage, or `RUN[@EPOCH]` of an earlier run."""
+    start: str | dict[Name, str] = FRESH
+    """`fresh` weights; the name of an earlier stage; `RUN[@EPOCH]` of an earlier run; or a mapping from learners to
+    such sources, where `SOURCE#SUBJECT` names one network of it (a learner, or `global`). Learners that a mapping
+    leaves out start fresh."""
 
     change: dict[str, Any] = Field(default_factory=dict)
     """Fields of the recipe that differ in this stage, nested as in the recipe. Lists are replaced whole."""

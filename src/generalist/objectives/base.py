@@ -7,6 +7,7 @@ loop never asks which objective is running.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -21,7 +22,7 @@ from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
 from generalist.core.schedule import Schedule
-from generalist.data.sets import Batch
+from generalist.data.sets import Batch, Images
 from generalist.tensors.modes import computing_in
 
 Metrics = dict[str, Tensor]
@@ -37,6 +38,12 @@ class Progress:
     epoch: Tensor
     """The current epoch, counted from 1, int64."""
 
+    lr: Tensor
+    """The learner's learning rate: for an objective that trains a network of its own beside it."""
+
+    variant: str = "default"
+    """Which of the objective's `variants` this iteration runs."""
+
     scalars: dict[str, Tensor] = field(default_factory=dict)
     """The current value of each of the objective's own `schedules`."""
 
@@ -50,6 +57,13 @@ class LearnerView:
     threat: Threat | None
     attack: AttackOptions
     seed: int
+    images: Images
+    """The training images, for what is made once an epoch: maps, masks, a pass over all of them."""
+    index: Tensor
+    """Which of them are trained on: the held-out ones are not among them."""
+    artefact: Callable[[str], dict[str, Tensor]]
+    """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name.
+    To be called from `epoch_start`: at `setup` the earlier stage may not have run."""
     label_smoothing: float = 0.0
     autocast: torch.dtype | None = None
     """Compute type of forward passes; None: that of the weights."""
@@ -110,7 +124,7 @@ class Objective:
         return {}
 
     def variant(self, step: int) -> str:
-        """Which variant iteration `step` runs."""
+        """Which variant iteration `step` runs. Asked once an iteration, on the host."""
         return self.variants[0]
 
     def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:

@@ -17,7 +17,7 @@ from generalist.core.errors import RunError
 from generalist.core.files import atomic_write
 from generalist.core.run import RunDirectory
 from generalist.training.averaging import Average
-from generalist.training.global_learner import GlobalLearner
+from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 from generalist.training.validation import GLOBAL
 
@@ -103,22 +103,48 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
     return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
 
 
+def artefact_file(text: str, subject: str) -> Path:
+    """The weights file of `RUN[@EPOCH][#SUBJECT]`; without `#`, of the learner `subject` or else the global one."""
+    source, named, wanted = text.partition("#")
+    files = branch_files(source, [wanted if named else subject])
+    if not named:
+        return files.get(subject, files[GLOBAL])
+    if wanted not in files:
+        raise RunError(f"{source} keeps no {wanted!r}; say global or the name of one of its learners")
+    return files[wanted]
+
+
 @torch.no_grad()
-def start_from(files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner) -> dict[str, Any]:
-    """Load weights into learners and global learner; momenta stay zero. Returns what the global one's header says."""
-    state, about = load_weights(files[GLOBAL])
-    vector, counters = learners[0].flat.read(state)
-    _fill(global_learner, vector, counters, about)
-    origin = about
+def start_from(
+    files: dict[str, Path],
+    learners: Sequence[Learner],
+    global_learner: GlobalLearner,
+    gammas: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Load weights into learners and global learner; momenta stay zero. Returns what each file says of itself.
+
+    A learner without a file starts from the global one's; where that has none either, it stays as it is. A global
+    learner without a file becomes the mix of the learners, by `gammas`.
+    """
+    abouts = []
     for learner in learners:
-        own = files.get(learner.name)
-        learner.flat.load(*(learner.flat.read(load_weights(own)[0]) if own else (vector, counters)))
+        if path := files.get(learner.name, files.get(GLOBAL)):
+            state, about = load_weights(path)
+            abouts.append(about)
+            learner.flat.load(*learner.flat.read(state))
         if learner.average:
             learner.average.restart(learner.flat)
             if average := files.get(learner.name + AVERAGE):
                 state, about = load_weights(average)
                 _fill(learner.average, *learner.flat.read(state), about)
-    return origin
+    if GLOBAL in files:
+        state, about = load_weights(files[GLOBAL])
+        abouts.append(about)
+        _fill(global_learner, *learners[0].flat.read(state), about)
+    else:
+        mixed = mix([learner.flat.vector for learner in learners], gammas)
+        _fill(global_learner, mixed, learners[global_learner.lead].flat.counters, {})
+    return abouts
 
 
 def _fill(average: GlobalLearner | Average, vector: Tensor, counters: Tensor, about: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ class EagerEngine:
             {name: torch.zeros((), dtype=self.dtype, device=self.device) for name in learner.objective.schedules()}
             for learner in learners
         ]
+        self.variants = tuple(learner.objective.variants[0] for learner in learners)
         self.sums: dict[str, Tensor] = {}
         self.iterations = 0
 
@@ -62,6 +63,7 @@ class EagerEngine:
         ]
         self.lr.copy_(torch.tensor(rates, dtype=self.dtype))
         self.gammas.copy_(torch.tensor(self.job.gammas_at(position), dtype=torch.float64))
+        self.variants = tuple(learner.objective.variant(step) for learner in self.learners)
         self.step.fill_(step)
         self.epoch.fill_(epoch)
         for learner, scalars in zip(self.learners, self.scalars, strict=True):
@@ -73,8 +75,8 @@ class EagerEngine:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         batch = replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=layout))
         for a, learner in enumerate(self.learners):
-            progress = Progress(step=self.step, epoch=self.epoch, scalars=self.scalars[a])
-            metrics = learner.step(batch, progress, self.lr[a])
+            progress = Progress(self.step, self.epoch, self.lr[a], self.variants[a], self.scalars[a])
+            metrics = learner.step(batch, progress)
             fresh = ~torch.isfinite(metrics["loss"]) & (self.first_bad[a] < 0)
             self.first_bad[a] = torch.where(fresh, self.step, self.first_bad[a])
             for name, value in metrics.items():

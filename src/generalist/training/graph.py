@@ -16,12 +16,14 @@ from torch import Tensor
 from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Images
 from generalist.training.engine import EagerEngine
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.learner import Learner
 from generalist.training.options import Job
 
 WARM_UP = 3  # iterations before recording: cuDNN picks its kernels, torch.compile compiles, caches are filled
 
 
-def why_not_graph(job: Job, images: Images, device: torch.device, variants: int) -> str | None:
+def why_not_graph(job: Job, images: Images, device: torch.device) -> str | None:
     """Why this run cannot be recorded; None where it can."""
     if device.type != "cuda":
         return "it needs a CUDA device"
@@ -29,15 +31,18 @@ def why_not_graph(job: Job, images: Images, device: torch.device, variants: int)
         return "the images are streamed from files"
     if job.train.last_batch == "keep":
         return "train.last_batch is keep, so batches differ in size"
-    if variants > 1:
-        return "an objective's batches take several shapes"
     return None
 
 
 class GraphEngine(EagerEngine):
-    """Records the first iteration and replays it. Between replays the state may be changed in place."""
+    """Records an iteration and replays it. Between replays the state may be changed in place.
 
-    graph: torch.cuda.CUDAGraph | None = None
+    Objectives whose batches take several shapes have one graph for each combination of their variants.
+    """
+
+    def __init__(self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
+        super().__init__(job, learners, global_learner)
+        self.graphs: dict[tuple[str, ...], torch.cuda.CUDAGraph] = {}
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
@@ -47,19 +52,19 @@ class GraphEngine(EagerEngine):
         return iter([batch.to(self.device) for batch in batches])
 
     def iteration(self, batch: Any) -> None:
-        if self.graph is None:
+        if not self.graphs:
             self.index = batch.clone()
-            self._record()
         self.index.copy_(batch)
-        assert self.graph is not None
-        self.graph.replay()
+        if self.variants not in self.graphs:
+            self.graphs[self.variants] = self._record()
+        self.graphs[self.variants].replay()
         self.iterations += 1
 
     def _whole_iteration(self) -> None:
         images, seed, options = self._source
         super().iteration(images.augmented(self.index, epoch=self.epoch, seed=seed, options=options))
 
-    def _record(self) -> None:
+    def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up, record, and put everything that these iterations changed back in place."""
         before = {key: tensor.clone() for key, tensor in self._state().items()}
         iterations = self.iterations
@@ -77,7 +82,8 @@ class GraphEngine(EagerEngine):
                 tensor.copy_(before[key])
             else:
                 tensor.zero_()  # a sum that the warm-up began
-        self.graph, self.iterations = graph, iterations
+        self.iterations = iterations
+        return graph
 
     def _state(self) -> dict[str, Tensor]:
         state = {"first_bad": self.first_bad, **{f"sum.{name}": total for name, total in self.sums.items()}}

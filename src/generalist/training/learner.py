@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from generalist.attacks.threats import Threat
 from generalist.core.errors import GeneralistError
 from generalist.data.augment import AugmentOptions, cut_out, draw
-from generalist.data.sets import Batch
+from generalist.data.sets import Batch, Images
 from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
 from generalist.tensors.flat import Flat
 from generalist.training.averaging import Average
@@ -28,6 +29,9 @@ class Learner:
         objective: Objective,
         *,
         seed: int,
+        images: Images,
+        index: Tensor,
+        artefact: Callable[[str], dict[str, Tensor]],
         autocast: torch.dtype | None = None,
         counters: str = "copy",
         compiled: bool = False,
@@ -54,18 +58,21 @@ class Learner:
                 threat=self.threat,
                 attack=options.attack,
                 seed=seed,
+                images=images,
+                index=index,
+                artefact=artefact,
                 label_smoothing=options.label_smoothing,
                 autocast=autocast,
             )
         )
 
-    def step(self, batch: Batch, progress: Progress, lr: Tensor) -> Metrics:
+    def step(self, batch: Batch, progress: Progress) -> Metrics:
         """One optimizer step on the learner's own task."""
         self.model.train()
         gradients, metrics = self.objective.gradients(self._augmented(batch, progress), progress)
         with torch.no_grad():
             self.flat.gather_gradients(gradients, self.gradient)
-            self.optimizer.step(self.flat.parameters, self.gradient, lr)
+            self.optimizer.step(self.flat.parameters, self.gradient, progress.lr)
             if self.average:
                 self.average.update(self.flat)
         return metrics

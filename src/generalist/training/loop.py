@@ -24,7 +24,7 @@ from generalist.data.sets import Images, ImageSet, join
 from generalist.models import build_model, check_model
 from generalist.objectives.base import build_objective
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import save_snapshot, save_weights, start_from
+from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from
 from generalist.training.engine import EagerEngine, diverged
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.graph import GraphEngine, why_not_graph
@@ -32,7 +32,7 @@ from generalist.training.learner import Learner
 from generalist.training.measures import Regret
 from generalist.training.options import Job
 from generalist.training.signals import StopRequest, stop_requests
-from generalist.training.validation import Validation, Validator, validation_indices
+from generalist.training.validation import GLOBAL, Validation, Validator, validation_indices
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
 LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
@@ -59,8 +59,10 @@ class Trainer:
         device: torch.device,
         trust_code: bool = False,
         listener: Listener | None = None,
+        stages: dict[str, RunDirectory] | None = None,
     ) -> None:
         self.job, self.directory, self.device = job, directory, device
+        self.stages = stages or {}
         self.listener = listener or Listener()
         images, held, self.train_index = validation_indices(job, splits)
         self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
@@ -99,6 +101,9 @@ class Trainer:
                 copy.deepcopy(model),
                 build_objective(options.objective, trust_code=trust_code),
                 seed=job.train.seed,
+                images=images,
+                index=self.train_index,
+                artefact=self._artefact,
                 autocast=job.train.autocast,
                 counters=job.mixing.counters,
                 compiled=job.train.compile,
@@ -108,8 +113,7 @@ class Trainer:
 
     def _build_engine(self) -> EagerEngine:
         wanted = self.job.train.engine
-        variants = max(len(learner.objective.variants) for learner in self.learners)
-        problem = why_not_graph(self.job, self.train_images, self.device, variants)
+        problem = why_not_graph(self.job, self.train_images, self.device)
         if wanted == "graph" and problem is not None:
             raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
         if wanted == "auto" and problem is not None and self.device.type == "cuda":
@@ -119,10 +123,17 @@ class Trainer:
 
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
-        seen = start_from(files, self.learners, self.global_learner).get("seen")
-        if _leaks(seen, self.seen):
+        gammas = self.job.gammas_at(self.job.train.start_epoch)
+        abouts = start_from(files, self.learners, self.global_learner, gammas)
+        if any(_leaks(about.get("seen"), self.seen) for about in abouts):
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
+
+    def _artefact(self, text: str) -> dict[str, Tensor]:
+        """Weights for an objective: `SOURCE[#SUBJECT]`, SOURCE an earlier stage or `RUN[@EPOCH]`."""
+        source, _, subject = text.partition("#")
+        where = str(self.stages[source].path) if source in self.stages else source
+        return load_weights(artefact_file(f"{where}#{subject or GLOBAL}", GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train = self.job.train
@@ -342,7 +353,8 @@ def _leaks(source: Any, own: dict[str, Any]) -> bool:
     if not isinstance(source, dict) or source.get("data") != own["data"]:
         return False
     unseen = source.get("all_but")
-    return not set(own["all_but"]) <= set(unseen if isinstance(unseen, list) else [])
+    unseen = unseen if isinstance(unseen, list) else []
+    return not set(own["all_but"]) <= {i for i in unseen if isinstance(i, int)}
 
 
 def _with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
