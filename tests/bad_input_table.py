@@ -200,6 +200,12 @@ ROWS = [
         prepare=lambda here: (here / "run" / "recipe.yaml").write_bytes(b"\xff\x00garbage"),
         needs_run=True,
     ),
+    called(
+        "a run where a recipe belongs",
+        *("train", "run"),
+        says="run is a run; go on with --resume, or branch with --from run",
+        needs_run=True,
+    ),
     called("--out that exists", "train", "base.yaml", "--out", "run", says="choose another --out", needs_run=True),
     called("--out that is a file", "train", "base.yaml", "--out", "base.yaml", says="base.yaml exists already"),
     called("--out below a file", "train", "base.yaml", "--out", "base.yaml/run", says="base.yaml"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import generalist
@@ -28,7 +29,7 @@ COMMANDS = {
     "recipes list": set(),
     "recipes show": {"NAME", "--resolved"},
 }
-"""Every command with its arguments and options: whoever changes one of these does it on purpose."""
+"""Every command with its arguments and options beside --version: whoever changes one of these does it on purpose."""
 
 QUICK = ["--set", "train.epochs=1", "--set", "validation.steps=2", "--set", "model.width=4", "--device", "cpu"]
 
@@ -73,14 +74,16 @@ def test_commands_and_options_are_pinned() -> None:
             for parameter in command.params
         }
         found[name] = options - {"--help"}
-    assert found == COMMANDS
+    assert found == {name: options | {"--version"} for name, options in COMMANDS.items()}
 
 
 # -- help and lists --------------------------------------------------------------------------------------------------
 
 
-def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(["--version"], monkeypatch, capsys) == (0, f"generalist {generalist.__version__}\n", "")
+@pytest.mark.parametrize("command", ["", "data", "recipes", *COMMANDS])
+def test_version(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run_main([*command.split(), "--version"], monkeypatch, capsys)
+    assert shown == (0, f"generalist {generalist.__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", ["", "data", "recipes", *COMMANDS])
@@ -140,6 +143,29 @@ def test_our_own_fault_is_a_traceback_and_exit_code_1(
     code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
     assert code == 1
     assert "a bug" in err and "fault of generalist" in err
+
+
+def test_too_little_memory_is_a_clear_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.00 "
+            "GiB is free. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF"
+        )
+
+    monkeypatch.setattr(cli.api, "train", fail)
+    code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
+    assert code == 2 and err.count("\n") == 1
+    assert err.startswith("error: CUDA out of memory. Tried to allocate 20.00 GiB. Make train.batch_size or validation")
+
+
+def test_control_c_outside_of_training_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.api, "train", interrupt)
+    assert run_main(["train", "digits-t"], monkeypatch, capsys) == (130, "", "")
 
 
 def test_control_characters_do_not_reach_the_terminal(

@@ -17,7 +17,7 @@ import pytest
 from generalist.core.errors import DataError
 from generalist.data import download
 from generalist.data.catalog import CATALOG, Entry, Layout
-from generalist.data.download import check, describe, fetch, get
+from generalist.data.download import ContentError, check, describe, fetch, get
 from generalist.data.options import DATASETS, DataOptions, load_splits
 
 CONTENT = bytes(range(256)) * 5000
@@ -31,6 +31,7 @@ class Server:
     url: str = ""
     ranges: bool = True
     break_after: int | None = None
+    says_length: bool = True
     requests: list[str] = field(default_factory=list)
 
 
@@ -42,6 +43,9 @@ def serve(**options: Any) -> Iterator[Server]:
         def do_GET(self) -> None:
             wanted = self.headers.get("Range", "")
             server.requests.append(wanted)
+            if len(server.requests) > 50:  # an endless download ends as a failed test
+                self.send_error(500)
+                return
             content = server.files.get(self.path.lstrip("/"))
             if content is None:
                 self.send_error(404)
@@ -53,7 +57,8 @@ def serve(**options: Any) -> Iterator[Server]:
             self.send_response(206 if start else 200)
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            self.send_header("Content-Length", str(len(content) - start))
+            if server.says_length:
+                self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             end = len(content) if server.break_after is None else start + server.break_after
             self.wfile.write(content[start:end])
@@ -132,6 +137,39 @@ def test_part_of_another_file_starts_over(tmp_path: Path) -> None:
 def test_wrong_content_is_not_kept(tmp_path: Path) -> None:
     with serve(files={"f": b"an error page"}) as server, pytest.raises(DataError, match="checksum"):
         fetch(server.url + "f", tmp_path / "f", digest=_digest(CONTENT))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_file_without_end_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says_length: bool
+) -> None:
+    limit = len(CONTENT) // 2
+    monkeypatch.setattr(download, "MAX_BYTES", limit)
+    calls: list[int] = []
+    with (
+        serve(files={"f": CONTENT}, says_length=says_length) as server,
+        pytest.raises(ContentError, match=f"f is longer than any data set here \\({limit} bytes\\)"),
+    ):
+        fetch(
+            server.url + "f", tmp_path / "f", digest=_digest(CONTENT), progress=lambda _, have, __: calls.append(have)
+        )
+    assert server.requests == [""]
+    assert list(tmp_path.iterdir()) == []
+    assert all(have <= limit for have in calls) and bool(calls) != says_length
+
+
+def test_a_file_of_the_largest_size_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "MAX_BYTES", len(CONTENT))
+    with serve(files={"f": CONTENT}) as server:
+        fetch(server.url + "f", tmp_path / "f", digest=_digest(CONTENT))
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_wrong_content_in_pieces_is_not_fetched_for_ever(tmp_path: Path) -> None:
+    with serve(files={"f": CONTENT}, break_after=1_000_000) as server, pytest.raises(ContentError, match="checksum"):
+        fetch(server.url + "f", tmp_path / "f", digest=_digest(b"another file"))
+    assert server.requests == ["", "bytes=1000000-"]
     assert list(tmp_path.iterdir()) == []
 
 

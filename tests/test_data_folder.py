@@ -131,20 +131,57 @@ def test_decompression_bombs_are_refused(root: Path, monkeypatch: pytest.MonkeyP
         decode(root / "train" / "cat" / "0.png", crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
 
 
-def test_links_that_leave_the_root_are_not_followed(root: Path, tmp_path: Path) -> None:
-    secret = _write(tmp_path / "elsewhere" / "fox" / "secret.png")
-    (root / "train" / "cat" / "link.png").symlink_to(secret)
-    (root / "train" / "fox").symlink_to(secret.parent)
-    (root / "train" / "cat" / "inner.png").symlink_to(root / "train" / "cat" / "0.png")
-    train, _ = load_folder(root, resolution=16)
-    names = [path.name for path in train.files]
-    assert "link.png" not in names
-    assert "inner.png" in names
-    assert train.classes == ["cat", "dog"]
-    (root / "test").symlink_to(tmp_path / "elsewhere")
-    (root / "val").rename(root / "unused")
-    with pytest.raises(DataError, match="leaves"):
+@pytest.mark.parametrize("target", ["fox", "fox/secret.png", "absent"])
+def test_links_that_leave_the_root_are_refused_by_name(root: Path, tmp_path: Path, target: str) -> None:
+    _write(tmp_path / "elsewhere" / "fox" / "secret.png")
+    link = root / "train" / ("cat/link.png" if target.endswith(".png") else "fox")
+    link.symlink_to(tmp_path / "elsewhere" / target)
+    with pytest.raises(DataError, match=f"train/{link.relative_to(root / 'train')} is a link that leaves .*: copy"):
         load_folder(root, resolution=16)
+
+
+def test_a_split_that_is_a_link_is_refused(root: Path, tmp_path: Path) -> None:
+    _write(tmp_path / "elsewhere" / "dog" / "a.png")
+    (root / "val").rename(root / "unused")
+    (root / "test").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="test is a link that leaves"):
+        load_folder(root, resolution=16)
+
+
+def test_links_inside_the_root_are_followed(root: Path, tmp_path: Path) -> None:
+    (root / "train" / "cat" / "inner.png").symlink_to(root / "train" / "cat" / "0.png")
+    (root / "train" / "wolf").symlink_to(root / "train" / "dog")
+    (root / "train" / "circle").symlink_to(root / "train" / "circle")
+    (root / "train" / "notes").symlink_to(_write(tmp_path / "elsewhere.png"))
+    (tmp_path / "link").symlink_to(root)
+    for base in (root, tmp_path / "link"):
+        train, _ = load_folder(base, resolution=16)
+        assert train.classes == ["cat", "dog", "wolf"]
+        assert train.labels.bincount().tolist() == [5, 4, 4]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "ppm"])
+def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
+    values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
+    path = tmp_path / f"grey.{suffix}"
+    if suffix == "ppm":
+        path.write_bytes(b"P5 8 8 65535\n" + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(path)
+    with Image.open(path) as image:
+        assert image.mode in ("I;16", "I")
+    pixels, _ = decode(path, crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
+    assert np.array_equal(pixels, np.broadcast_to(values >> 8, (3, 8, 8)))
+    assert len(np.unique(pixels)) == 64
+
+
+@pytest.mark.parametrize(
+    "values", [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), -1, np.int32)]
+)
+def test_pixels_of_no_known_range_are_refused(tmp_path: Path, values: np.ndarray) -> None:
+    Image.fromarray(values).save(tmp_path / "odd.tif")
+    with pytest.raises(DataError, match=r"odd\.tif.* 8 or 16 bits"):
+        decode(tmp_path / "odd.tif", crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
 
 
 def test_wrong_layouts(tmp_path: Path, root: Path) -> None:

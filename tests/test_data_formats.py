@@ -154,6 +154,26 @@ def test_cifar100_binary_layout_has_fine_labels(tmp_path: Path) -> None:
     assert train.labels.tolist() == [77]
 
 
+@pytest.mark.parametrize("suffix", ["", ".bin"])
+@pytest.mark.parametrize(
+    "folder", ["cifar100/cifar-100-python", "cifar-100-binary", "cifar100/cifar-100-binary", "cifar100", "."]
+)
+def test_cifar_lies_where_others_put_it(tmp_path: Path, folder: str, suffix: str) -> None:
+    directory = tmp_path / folder
+    directory.mkdir(parents=True, exist_ok=True)
+    images = _bytes(2, PIXELS)
+    for name in ("train", "test"):
+        if suffix:
+            rows = np.concatenate([np.zeros((2, 1), np.uint8), np.full((2, 1), 7, np.uint8), images], axis=1)
+            (directory / f"{name}.bin").write_bytes(rows.tobytes())
+        else:
+            _write_pickle(directory / name, images, [7, 7], key=b"fine_labels")
+    train, test = load_cifar100(tmp_path)
+    assert test is not None
+    assert torch.equal(train.images.flatten(1), torch.from_numpy(images))
+    assert test.labels.tolist() == [7, 7]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x00" * (PIXELS + 2), b"\x0a" * (PIXELS + 1)])
 def test_damaged_binary(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "batch.bin"

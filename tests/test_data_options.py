@@ -127,7 +127,7 @@ def test_wrong_extra_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="label 10"):
         _with_extra(path)
     np.savez(path, images=IMAGES[:, :4], labels=LABELS)
-    with pytest.raises(DataError, match="resize"):
+    with pytest.raises(DataError, match=r"more\.npz has images of \(1, 4, 8\), but digits of .* resize"):
         _with_extra(path)
     with pytest.raises(DataError, match="cannot read"):
         _with_extra(tmp_path / "absent.npz")
@@ -197,6 +197,34 @@ def test_labels_may_be_tensors_and_memory_is_limited() -> None:
     with pytest.raises(DataError, match="resident: true"):
         materialise(Items(items), name="mine", memory_limit=191)
     assert len(materialise(Items(items), name="mine", memory_limit=192)) == 3
+
+
+class _Reusing(Items):
+    """Gives every image in one and the same buffer, as readers that save memory do."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(_as("array"))
+        self.buffer = np.empty_like(IMAGES[0])
+        self.given: Any = torch.from_numpy(self.buffer) if kind == "tensor" else self.buffer
+
+    def __getitem__(self, position: int) -> Any:
+        image, label = super().__getitem__(position)
+        self.buffer[:] = image
+        return self.given, label
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_dataset_may_reuse_its_buffer(kind: str) -> None:
+    data = materialise(_Reusing(kind), name="mine")
+    assert torch.equal(data.images[:, 0], torch.from_numpy(IMAGES))
+
+
+def test_pil_images_of_sixteen_bits() -> None:
+    values = IMAGES.astype(np.uint16) << 8
+    data = materialise(Items([(Image.fromarray(image), 0) for image in values]), name="mine")
+    assert torch.equal(data.images[:, 0], torch.from_numpy(IMAGES))
+    with pytest.raises(DataError, match=r"mine: .*item 0.* 8 or 16 bits"):
+        materialise(Items([(Image.fromarray(IMAGES[0] / np.float32(255)), 0)]), name="mine")
 
 
 def test_import_path(monkeypatch: pytest.MonkeyPatch) -> None:

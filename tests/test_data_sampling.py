@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from generalist.core.errors import DataError
+from generalist.core.random import permutation
 from generalist.data.sampler import epoch_batches
 from generalist.data.split import hold_out, subset
 
@@ -129,3 +130,10 @@ def test_extra_refusals() -> None:
             epoch_batches(torch.arange(9), extra_index=torch.arange(9), ratio=ratio, **common)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="needs extra images"):
         epoch_batches(torch.arange(9), ratio=0.5, **common)  # type: ignore[arg-type]
+
+
+def test_permutation_takes_tensors_as_keys() -> None:
+    for epoch in (0, 3):
+        assert torch.equal(permutation(9, 1, "t", torch.tensor(epoch)), permutation(9, 1, "t", epoch))
+    both = permutation(9, 1, "t", torch.tensor([0, 3]))
+    assert torch.equal(both, torch.stack([permutation(9, 1, "t", 0), permutation(9, 1, "t", 3)]))

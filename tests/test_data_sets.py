@@ -113,6 +113,14 @@ def test_join_numbers_the_second_after_the_first() -> None:
         join(first, from_arrays(GREY, [0, 2]))
 
 
+def test_a_set_knows_whether_its_classes_were_named() -> None:
+    inferred, named = from_arrays(GREY, [0, 1]), from_arrays(GREY, [0, 1], classes=["a", "b"])
+    assert (inferred.named, named.named) == (False, True)
+    assert not inferred.to("cpu").named
+    assert not join(inferred, named).named and join(named, inferred).named
+    assert load_digits()[1].named
+
+
 class _Streamed(ImageSet):
     @property
     def resident(self) -> bool:

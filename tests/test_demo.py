@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from generalist import train
-from generalist.demo import GENERALIST, accuracies, run_demo, summary
+from generalist import demo, train
+from generalist.demo import GENERALIST, MARKER, RECIPES, accuracies, run_demo, summary
 from generalist.recipe import load_recipe
 
 LINF, L2 = "pgd-20/linf:0.18", "pgd-20/l2:0.7"
@@ -35,6 +36,35 @@ def test_the_global_learner_is_the_generalist(rows: dict[str, dict[str, float]])
     assert ours["natural"] >= natural["natural"] - 0.02
     assert ours[LINF] >= robust[LINF] - 0.08
     assert ours[L2] >= robust[L2] - 0.03
+
+
+def test_runs_of_others_are_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`generalist train digits-t` leaves its run in runs/digits-t: `--out runs` must not cost it."""
+    (tmp_path / "digits-t").mkdir()
+    (tmp_path / "digits-t" / "recipe.yaml").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["demo", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ending:
+        demo.main()
+    complaint = capsys.readouterr().err
+    assert ending.value.code == 2 and complaint.count("\n") == 1
+    assert "digits-t was not made by the demonstration" in complaint and "choose another --out" in complaint
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == [
+        "digits-t",
+        "digits-t/recipe.yaml",
+    ]
+
+
+def test_its_own_runs_are_replaced_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    demo.clear(out)
+    assert [path.name for path in out.iterdir()] == [MARKER]
+    for name in (*RECIPES, "mine"):
+        (out / name).mkdir()
+        (out / name / "file").touch()
+    demo.clear(out)
+    assert {path.name for path in out.iterdir()} == {MARKER, "mine"}
 
 
 def test_equal_budget() -> None:

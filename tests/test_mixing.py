@@ -276,8 +276,11 @@ def test_an_epoch_ends_in_order_and_its_measures_are_those_of_the_definition(tmp
                 float(F.cross_entropy(logits["natural"], y)), abs=1e-12
             )
         assert record["task_loss"]["robust"] > float(F.cross_entropy(logits["robust"], y))
+        each = F.cross_entropy(logits["natural"], y, reduction="none").clamp(0, 1)
+        assert record["clipped_loss"]["natural"] == pytest.approx(float(each.mean()), abs=1e-12)
+        assert record["clipped_loss"]["robust"] <= min(1.0, record["task_loss"]["robust"])
         for name in losses:
-            losses[name].append(min(1.0, max(0.0, record["task_loss"][name])))
+            losses[name].append(record["clipped_loss"][name])
         regret = np.mean([sum(loss - min(history) for loss in history) for history in losses.values()])
         assert record["regret"] == pytest.approx(float(regret), abs=1e-12)
         assert record["regret_rounds"] == epoch
@@ -367,9 +370,9 @@ def test_measures_of_small_numbers() -> None:
     assert logits[0].tolist() == [[1.0, 0.0]], "the logits are not changed"
 
 
-def test_regret_clips_losses_and_takes_the_mean_of_learners() -> None:
+def test_regret_is_the_mean_of_learners_against_their_best() -> None:
     regret = Regret()
-    for first, second in [(3.0, 0.5), (0.4, 0.25), (0.6, 0.25)]:
+    for first, second in [(1.0, 0.5), (0.4, 0.25), (0.6, 0.25)]:
         regret.add({"a": first, "b": second})
     assert regret.value() == pytest.approx(((1 - 0.4) + 0 + (0.6 - 0.4) + 0.25) / 2)
     assert regret.rounds() == 3

@@ -7,13 +7,17 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from training_helpers import NATURAL, make_trainer, tiny_recipe, train
 
+from generalist.attacks.threats import ThreatOptions
+from generalist.core.errors import RecipeError
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
     OBJECTIVES,
+    Inputs,
     LearnerView,
     Metrics,
     Objective,
@@ -37,8 +41,8 @@ class Plain(Objective):
 
     adversarial = False
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
-        return self.learner.cross_entropy(self.learner.forward(batch.x), batch.y), {}
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        return self.learner.cross_entropy(self.learner.forward(inputs.batch.x), inputs.batch.y), {}
 
 
 class Alternating(Plain):
@@ -47,12 +51,12 @@ class Alternating(Plain):
     variants = ("full", "half")
     seen: ClassVar[list[tuple[int, str]]] = []
 
-    def variant(self, step: int) -> str:
+    def variant(self, step: int, epoch: int) -> str:
         return self.variants[step % 2]
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         self.seen.append((int(progress.step), progress.variant))
-        loss, metrics = super().loss(batch, progress)
+        loss, metrics = super().loss(inputs, progress)
         return (loss if progress.variant == "full" else 0.5 * loss), metrics
 
 
@@ -68,11 +72,13 @@ class Perturbed(Objective):
         around: ObjectiveChoice
         """The objective whose gradients are taken."""
 
-    adversarial = False
+    @classmethod
+    def needs_threat(cls, options: Any) -> bool:
+        return OBJECTIVES.get(options.around.kind).needs_threat(options.around)
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.inner = build_objective(options.around, trust_code=True)
+        self.inner = build_objective(options.around)
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
@@ -80,9 +86,10 @@ class Perturbed(Objective):
 
     def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
         parameters = list(self.learner.model.parameters())
+        inputs = self.inner.prepare(batch, progress)  # the attack is on the weights as they are
         with torch.no_grad():
             torch._foreach_add_(parameters, 0.01)
-        gradients, metrics = self.inner.gradients(batch, progress)
+        gradients, metrics = self.inner.gradients_of(inputs, progress)
         with torch.no_grad():
             torch._foreach_sub_(parameters, 0.01)
         return gradients, metrics
@@ -100,10 +107,10 @@ class WithCompanion(Plain):
     def schedules(self) -> dict[str, Schedule]:
         return {"tau": Schedule(epochs=[0.0, 2.0, 2.0], values=[0.0, 0.0, 1.0])}
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         with torch.no_grad():
-            self.companion.weight.sub_(progress.lr * batch.x.mean() * (1 + progress.scalars["tau"]))
-        loss, _ = super().loss(batch, progress)
+            self.companion.weight.sub_(progress.lr * inputs.batch.x.mean() * (1 + progress.scalars["tau"]))
+        loss, _ = super().loss(inputs, progress)
         return loss, {"tau": progress.scalars["tau"].clone()}
 
     def epoch_end(self, epoch: int) -> None:
@@ -119,6 +126,26 @@ class WithCompanion(Plain):
             self.companion.weight.copy_(state["companion"])
 
 
+class WorstOfTwo(Objective):
+    """Attacks in threat models of its own (the shape of at-max and MSD)."""
+
+    adversarial = False
+    norms: ClassVar[list[ThreatOptions]] = [ThreatOptions(norm="linf", eps=0.1), ThreatOptions(norm="l2", eps=0.4)]
+
+    @classmethod
+    def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
+        return cls.norms
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        made = {str(t): self.learner.adversarial(batch, progress, threat=t.build()) for t in self.norms}
+        return Inputs(batch, made)
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        logits = [self.learner.forward(x) for x in inputs.made.values()]
+        losses = torch.stack([F.cross_entropy(each, inputs.batch.y, reduction="none") for each in logits])
+        return losses.max(0).values.mean(), {}
+
+
 class Masked(Plain):
     """Keeps something per sample, made from all training images once an epoch (the shape of PART)."""
 
@@ -127,16 +154,16 @@ class Masked(Plain):
         self.brightness = torch.full((len(self.learner.images),), -1.0, dtype=torch.float64)
         self.brightness[images.index] = images.x.double().mean((1, 2, 3))
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
-        assert {"top", "left", "flip"} <= batch.augmentation.keys()
-        assert (self.brightness[batch.index] >= 0).all()  # no held-out image is ever trained on
-        return super().loss(batch, progress)
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        assert {"top", "left", "flip"} <= inputs.batch.augmentation.keys()
+        assert (self.brightness[inputs.batch.index] >= 0).all()  # no held-out image is ever trained on
+        return super().loss(inputs, progress)
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = {"plain": Plain, "alternating": Alternating, "perturbed": Perturbed, "companion": WithCompanion}
-    for name, objective in {**shapes, "masked": Masked}.items():
+    for name, objective in {**shapes, "masked": Masked, "worst": WorstOfTwo}.items():
         monkeypatch.setitem(OBJECTIVES._things, name, objective)
     Alternating.seen.clear()
 
@@ -159,6 +186,20 @@ def test_an_objective_wraps_another(tmp_path: Path) -> None:
     ]
     difference = (results[0] - results[1]).abs().max()
     assert 0 < difference < 0.009
+
+
+def test_a_wrapper_needs_the_threat_of_what_it_wraps(tmp_path: Path) -> None:
+    wrapped = {"kind": "perturbed", "around": "at"}
+    with pytest.raises(RecipeError, match="needs a threat"):
+        tiny_recipe([learner(wrapped)])
+    recipe = tiny_recipe([{**learner(wrapped), "threat": "linf:0.1"}], train={"epochs": 1})
+    assert train(recipe, tmp_path).step == 3
+
+
+def test_threats_of_the_objectives_own_are_attacked_and_validated(tmp_path: Path) -> None:
+    trainer = train(tiny_recipe([learner("worst")], train={"epochs": 1}), tmp_path)
+    record = trainer.directory.read_metrics()[-1]
+    assert set(record["validation"]["accuracy"]["natural"]) == {"natural", "linf:0.1", "l2:0.4"}
 
 
 def test_a_companion_is_scheduled_merged_and_resumed(tmp_path: Path) -> None:

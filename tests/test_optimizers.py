@@ -8,8 +8,7 @@ import pytest
 import torch
 from training_helpers import reference_uniform
 
-from generalist.training.optimizers import build_optimizer
-from generalist.training.options import OptimizerOptions
+from generalist.tensors.optimizers import OptimizerOptions, build_optimizer
 
 SIZE, STEPS = 12, 30
 

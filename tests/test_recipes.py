@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +20,16 @@ from generalist.core.errors import GeneralistError, RecipeError
 from generalist.core.options import Options
 from generalist.objectives import OBJECTIVES
 from generalist.objectives.trades import TradesOptions
-from generalist.recipe import Recipe, load_recipe, parse, parse_yaml, shipped_names, shipped_text, to_yaml
+from generalist.recipe import (
+    Recipe,
+    load_recipe,
+    parse,
+    parse_yaml,
+    shipped_names,
+    shipped_text,
+    stage_recipe,
+    to_yaml,
+)
 from generalist.training.options import LearnerOptions
 
 VARIANTS = ("d", "d-linf-l2", "t")
@@ -172,6 +183,98 @@ def test_what_the_recipe_says_itself_wins_over_its_style() -> None:
     assert recipe.learners[0].schedule.values == [1] and recipe.learners[1].optimizer.lr == 0.3
 
 
+@pytest.mark.parametrize("threat", ["linf:8/255", " LINF : 8/255", {"norm": "linf", "eps": "8/255"}])
+def test_style_reaches_a_threat_however_it_is_written(threat: Any) -> None:
+    learners = [{**BASE["learners"][0], "threat": threat}, BASE["learners"][1]]
+    linf, natural = load_recipe({**BASE, "learners": learners, "style": "published-code"}).learners
+    assert linf.attack.step == 0.007 and natural.attack.step is None
+    assert linf.threat is not None and linf.threat.eps == 8 / 255, "what the recipe says itself wins"
+
+
+def test_style_gives_the_linf_step_to_linf_alone() -> None:
+    learners = [{**BASE["learners"][0], "threat": "l2:0.5"}, BASE["learners"][1]]
+    assert load_recipe({**BASE, "learners": learners, "style": "published-code"}).learners[0].attack.step is None
+
+
+# -- stages: `change` ------------------------------------------------------------------------------------------------
+
+THREE = [*BASE["learners"], {"name": "l2", "objective": "at", "threat": "l2:0.5"}]
+
+
+def changed_by(change: dict[str, Any], **fields: Any) -> Recipe:
+    """The recipe of a stage with this `change` of a three-learner recipe with shares."""
+    mixing = {"shares": {"natural": 0.4, "l2": 0.6}, "decay": 0.9}
+    recipe = load_recipe(
+        {**BASE, "learners": THREE, "mixing": mixing, "stages": [{"name": "one", "change": change}], **fields}
+    )
+    return stage_recipe(recipe, recipe.stages[0], trust_code=False)
+
+
+def test_a_stage_with_one_learner_clears_the_shares() -> None:
+    stage = changed_by({"learners": [BASE["learners"][0]], "mixing": {"shares": {}}})
+    assert stage.mixing.shares == {} and stage.gammas_at(0) == [1]
+    assert stage.mixing.decay == 0.9, "the rest of the section stays"
+
+
+def test_a_stage_with_other_learners_has_shares_of_its_own() -> None:
+    others = [BASE["learners"][0], {"name": "calm", "objective": "nt"}]
+    assert changed_by({"learners": others, "mixing": {"shares": {"calm": 1}}}).mixing.shares == {"calm": 1}
+
+
+def test_a_stage_that_changes_the_learners_alone_is_told_to_change_the_shares() -> None:
+    with pytest.raises(RecipeError, match=r"stages\.one\.change.*there is no learner 'natural'"):
+        changed_by({"learners": [BASE["learners"][0]]})
+
+
+def test_an_empty_section_in_a_stage_is_the_default_one() -> None:
+    assert changed_by({"mixing": {}}).mixing == load_recipe(BASE).mixing
+    assert changed_by({"mixing": {}}, style="paper").mixing == load_recipe({**BASE, "style": "paper"}).mixing
+    assert changed_by({}).mixing.decay == 0.9
+
+
+def test_a_stage_changes_fields_that_a_recipe_has() -> None:
+    with pytest.raises(RecipeError, match="one: `change` has no field 'name'"):
+        changed_by({"name": "other"})
+
+
+# -- mixing weights and thresholds ------------------------------------------------------------------------------------
+
+
+def test_gamma_outside_its_range_names_the_lead_learner() -> None:
+    with pytest.raises(RecipeError, match=r"mixing\.gamma: 1\.5 \(linf\) lies outside"):
+        load_recipe({**BASE, "learners": BASE["learners"][::-1], "mixing": {"gamma": 1.5}})
+
+
+def ramp(count: int, *, falling: bool, shift: float = 0) -> dict[str, list[float]]:
+    positions = [0.0, *((i + shift) / count for i in range(1, count - 1)), 1.0]
+    return {"fractions": positions, "values": [1 - p if falling else p for p in positions]}
+
+
+def test_many_breakpoints_are_checked_quickly() -> None:
+    started = time.monotonic()
+    gammas = {"linf": ramp(1000, falling=True), "natural": ramp(1000, falling=False)}
+    assert load_recipe({**BASE, "mixing": {"gammas": gammas}}).gammas_at(60) == pytest.approx([0.5, 0.5])
+    with pytest.raises(RecipeError, match=r"mixing\.gamma: .*at most 1000 breakpoints, not 6000"):
+        load_recipe({**BASE, "mixing": {"gamma": ramp(6000, falling=True)}})
+    gammas["natural"] = ramp(1000, falling=False, shift=0.5)
+    with pytest.raises(RecipeError, match=r"mixing\.gammas: .*at most 1000 .*in all"):
+        load_recipe({**BASE, "mixing": {"gammas": gammas}})
+    assert time.monotonic() - started < 2
+
+
+def test_gammas_must_add_up_to_one_on_both_sides_of_a_jump() -> None:
+    jump = {"epochs": [0, 40, 40, 120], "values": [1, 1, 0.5, 0.5]}
+    ramp_to_it = {"epochs": [0, 40, 120], "values": [0, 0.5, 0.5]}
+    with pytest.raises(RecipeError, match=r"mixing\.gammas add up to 1\.5 at epoch 40"):
+        load_recipe({**BASE, "mixing": {"gammas": {"linf": jump, "natural": ramp_to_it}}})
+
+
+def test_a_threat_that_is_asked_for_twice_counts_once() -> None:
+    asked = ["linf:8/255", {"norm": "linf", "eps": "8/255"}, "l2:0.5", "linf:8/255"]
+    recipe = load_recipe({**BASE, "validation": {"threats": asked}})
+    assert [str(threat) for threat in recipe.threats()] == ["linf:8/255", "l2:0.5"]
+
+
 # -- --set -----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +303,29 @@ def test_set_keeps_order_and_the_rest() -> None:
     assert (recipe.train.epochs, recipe.train.seed) == (5, 4)
     assert load_recipe(BASE, overrides=["train.epochs=5", "train.seed=4"]) == recipe
     assert "train" not in BASE, "the caller's mapping is not touched"
+
+
+@pytest.mark.parametrize("style", ["paper", "published-code"])
+def test_set_gives_the_same_in_any_order_with_style(style: str) -> None:
+    changes = [f"style={style}", "mixing.decay=0.99", "learners.0.schedule.values.1=0.5", "learners.0.attack.steps=7"]
+    found = [load_recipe(BASE, overrides=order) for order in itertools.permutations(changes)]
+    assert all(recipe == found[0] for recipe in found)
+    alone = load_recipe({**BASE, "style": style})
+    assert found[0].mixing == alone.mixing.model_copy(update={"decay": 0.99})
+    assert found[0].learners[0].schedule.positions == alone.learners[0].schedule.positions
+
+
+def test_set_of_one_field_leaves_its_neighbours_to_the_style() -> None:
+    changes = ["style=published-code", "learners.0.attack.steps=7", "learners.0.threat=l2:0.5"]
+    found = [load_recipe(BASE, overrides=order) for order in itertools.permutations(changes)]
+    assert [recipe.learners[0].attack.step for recipe in found] == [None] * 6
+    assert all(recipe == found[0] for recipe in found)
+
+
+def test_set_into_a_schedule_keeps_its_breakpoints() -> None:
+    assert load_recipe(BASE, overrides=["mixing.gamma.values=[1, 1, 1, 0]"]).mixing.gamma.positions[1] == 1 / 3
+    constant = {**BASE, "mixing": {"gamma": 0.7}}
+    assert load_recipe(constant, overrides=["mixing.gamma.values.0=0.6"]).mixing.gamma.values == [0.6]
 
 
 def test_set_whole_sections_and_yaml_values() -> None:

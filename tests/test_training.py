@@ -58,12 +58,12 @@ def kl(target: Tensor, logits: Tensor) -> Tensor:
 
 
 def uniform_start(norm: str, batch: Batch, step: int) -> Tensor:
-    shape, count = batch.x.shape, batch.x[0].numel()
+    shape, count, purpose = batch.x.shape, batch.x[0].numel(), f"attack/one/{norm}:{EPS}"
     if norm == "linf":
-        rows = [reference_uniform(SEED, "attack/one", int(i), step, count=count) for i in batch.index]
+        rows = [reference_uniform(SEED, purpose, int(i), step, count=count) for i in batch.index]
         return EPS * (2 * torch.from_numpy(np.stack(rows)).reshape(shape) - 1)
-    draw = random.normal(SEED, "attack/one/direction", batch.index, step, shape=shape[1:]).double().flatten(1)
-    radius = np.stack([reference_uniform(SEED, "attack/one/radius", int(i), step) for i in batch.index])
+    draw = random.normal(SEED, f"{purpose}/direction", batch.index, step, shape=shape[1:]).double().flatten(1)
+    radius = np.stack([reference_uniform(SEED, f"{purpose}/radius", int(i), step) for i in batch.index])
     return (EPS * torch.from_numpy(radius) ** (1 / count) * draw / draw.norm(dim=1, keepdim=True)).reshape(shape)
 
 
@@ -95,7 +95,7 @@ def hand_loss(
     if kind == "nt":
         return cross_entropy(model(batch.x), batch.y, smoothing)
     if gaussian:
-        start = 1e-3 * random.normal(SEED, "attack/one", batch.index, step, shape=batch.x.shape[1:])
+        start = 1e-3 * random.normal(SEED, f"attack/one/{norm}:{EPS}", batch.index, step, shape=batch.x.shape[1:])
     else:
         start = uniform_start(norm, batch, step)
     adversarial = hand_pgd(model, batch, norm=norm, start=start.double(), divergence_attack=kind == "trades")
@@ -228,7 +228,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "eps": 8 / 255,
         "step": None,
         "selection": ("held-out", 1000, 0.0),
-        "validation": (20, None),
+        "validation": (20, {}),
     },
     "paper": {
         "when": "epoch-end",
@@ -243,7 +243,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "eps": 8 / 255,
         "step": None,
         "selection": ("test", 10_000, 0.0),
-        "validation": (20, None),
+        "validation": (20, {}),
     },
     "published-code": {
         "when": "every-iteration",
@@ -258,7 +258,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "eps": 0.031,
         "step": 0.007,
         "selection": ("test", 10_000, 0.88),
-        "validation": (10, 0.007),
+        "validation": (10, {"linf": 0.007}),
     },
 }
 

@@ -17,7 +17,7 @@ from generalist.core.run import RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sets import Batch, ImageSet
 from generalist.models.registry import MODELS
-from generalist.objectives.base import OBJECTIVES, Metrics, Objective, ObjectiveOptions, Progress
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress
 from generalist.recipe import Recipe, parse
 from generalist.training.learner import Learner
 from generalist.training.loop import Listener, Trainer
@@ -65,8 +65,8 @@ class Spoiled(Objective):
     Options = SpoiledOptions
     adversarial = False
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
-        loss = self.learner.cross_entropy(self.learner.forward(batch.x), batch.y)
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        loss = self.learner.cross_entropy(self.learner.forward(inputs.batch.x), inputs.batch.y)
         assert isinstance(self.options, SpoiledOptions)
         bad = progress.step >= self.options.at
         return loss * torch.where(bad & (not self.options.weights_only), torch.nan, 1.0), {}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +12,20 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from generalist.attacks.threats import ThreatOptions, parse_threat
-from generalist.core.errors import DataError, RecipeError, RunError
-from generalist.core.files import write_json, write_text
-from generalist.core.run import RunDirectory, next_free
+from generalist.core.errors import DataError, RunError
+from generalist.core.run import RunDirectory
 from generalist.data.dataset import materialise
-from generalist.data.options import DataOptions, Splits, load_splits
+from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
-from generalist.evaluation import Accuracy, evaluate_model
-from generalist.models import ModelOptions, build_model, check_model
-from generalist.recipe import FRESH, Recipe, StageOptions, load_recipe, parse_yaml, stage_recipe, to_yaml
+from generalist.evaluation import Accuracy, check_classifier, evaluate_model
+from generalist.models import ModelOptions, build_model, check_size
+from generalist.recipe import Recipe, load_recipe
+from generalist.stages import run_directory, train_runs
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import artefact_file, branch_files, load_weights
-from generalist.training.environment import choose_device, describe, switches
-from generalist.training.loop import Listener, Trainer
+from generalist.training.artefacts import branch_files, load_weights
+from generalist.training.environment import choose_device
+from generalist.training.loop import Listener
 
 RunLike = str | Path | RunDirectory
 MAX_SIDE = 4096
@@ -56,16 +54,17 @@ def train(
         out = out or recipe
         recipe = RunDirectory(Path(recipe)).recipe
     whole = load_recipe(recipe, overrides=overrides, trust_code=trust_code)
-    run = _run_directory(whole, out, resume=resume)
-    where = choose_device(device)
-    # Every stage is built before the first one runs: whatever does not fit leaves nothing behind.
-    stages = [
-        _build(plan, device=where, data=data, trust_code=trust_code, listener=listener or Listener())
-        for plan in _plan(whole, run, start=start, trust_code=trust_code)
-    ]
-    with run.lock():
-        while stages:  # a stage that is done gives its memory back
-            _train_stage(whole, run, *stages.pop(0), device=where)
+    run = run_directory(whole, out, resume=resume)
+    train_runs(
+        whole,
+        run,
+        start=start,
+        resume=resume,
+        device=choose_device(device),
+        data=data,
+        trust_code=trust_code,
+        listener=listener or Listener(),
+    )
     return run
 
 
@@ -85,8 +84,8 @@ def evaluate(
     model: nn.Module | RunLike,
     data: Any,
     *,
-    threats: Sequence[str | ThreatOptions] = ("linf:8/255",),
-    attacks: Sequence[str] = ("natural", "pgd-20"),
+    threats: str | ThreatOptions | Sequence[str | ThreatOptions] = ("linf:8/255",),
+    attacks: str | Sequence[str] = ("natural", "pgd-20"),
     samples: int | None = None,
     batch_size: int = 500,
     seed: int = 0,
@@ -95,8 +94,9 @@ def evaluate(
 ) -> dict[str, Accuracy]:
     """Accuracy of any module that maps [0,1] images to logits, natural and under attack.
 
-    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images). `samples` takes a
-    seeded random subset. The model is given back in its own mode, on its own device where it is a module.
+    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images). One threat or attack
+    needs no list. `samples` takes a seeded random subset. The model is given back in its own mode, on its own device
+    where it is a module.
     """
     images = _images(data, trust_code=trust_code)
     if isinstance(model, nn.Module):
@@ -104,137 +104,17 @@ def evaluate(
     else:
         where = choose_device(device)
         model = load(model, device=str(where), trust_code=trust_code)
-    check_model(model, images.shape, len(images.classes), where)
+    check_classifier(model, images, where)
     index = None if samples is None else subset(len(images), samples, seed)
-    parsed = [parse_threat(threat) if isinstance(threat, str) else threat for threat in threats]
+    threats = [threats] if isinstance(threats, str | ThreatOptions) else threats
+    attacks = [attacks] if isinstance(attacks, str) else attacks
+    parsed = [threat if isinstance(threat, ThreatOptions) else parse_threat(threat) for threat in threats]
     return evaluate_model(
         model, images.to(where), threats=parsed, attacks=attacks, index=index, batch_size=batch_size, seed=seed
     )
 
 
 # -- the parts ------------------------------------------------------------------------------------------------------
-
-
-def _run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> RunDirectory:
-    if out is None:
-        if resume:
-            raise RunError("nothing to resume: name the run with --out RUN (or `generalist train RUN --resume`)")
-        # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
-        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-")
-        return RunDirectory(next_free(Path("runs"), folder or "run"))
-    run = RunDirectory(Path(out))
-    if resume:
-        _check_same_recipe(recipe, run.require())
-    elif run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-        raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
-    return run
-
-
-def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
-    """A resumed run follows its own recipe to the letter."""
-    before = parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
-    now = parse_yaml(to_yaml(recipe), "recipe")
-    changed = [field for field in now if field != "name" and now[field] != before.get(field)]
-    if changed:
-        raise RecipeError(
-            changed[0], f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from instead)"
-        )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One training run: a recipe's only one, or one of its stages."""
-
-    recipe: Recipe
-    directory: RunDirectory
-    source: str | dict[str, str] | None = None
-    """`RUN[@EPOCH]` that its weights come from, or one `RUN[@EPOCH][#SUBJECT]` a learner; None: fresh ones."""
-    stages: dict[str, RunDirectory] = field(default_factory=dict)
-    """The stages before this one, by name."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether a source is an earlier stage, which has yet to run."""
-        sources = self.source.values() if isinstance(self.source, dict) else [self.source or ""]
-        return any(text.partition("#")[0] in self.stages for text in sources)
-
-    def source_files(self) -> dict[str, Path]:
-        """The weights file of each subject that does not start fresh."""
-        if isinstance(self.source, dict):
-            return {name: artefact_file(self._where(text), name) for name, text in self.source.items()}
-        return branch_files(self._where(self.source or ""), [learner.name for learner in self.recipe.learners])
-
-    def _where(self, text: str) -> str:
-        source, named, subject = text.partition("#")
-        return str(self.stages[source].path) + named + subject if source in self.stages else text
-
-
-def _plan(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[_Plan]:
-    """The recipe's runs, in order; `start` is where the first one's weights come from."""
-    if not recipe.stages:
-        return [_Plan(recipe, run, start)]
-    plans: list[_Plan] = []
-    earlier: dict[str, RunDirectory] = {}
-    for i, stage in enumerate(recipe.stages):
-        own = stage_recipe(recipe, stage, trust_code=trust_code)
-        directory = run if i == len(recipe.stages) - 1 else run.stage(stage.name)
-        fresh = start if i == 0 else None
-        plans.append(_Plan(own, directory, fresh if stage.start == FRESH else stage.start, dict(earlier)))
-        _check_learners(stage, own)
-        earlier[stage.name] = directory
-    return plans
-
-
-def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
-    names = [learner.name for learner in recipe.learners]
-    for name in stage.start if isinstance(stage.start, dict) else ():
-        if name not in names:
-            known = ", ".join(names)
-            raise RecipeError(
-                f"stages.{stage.name}.start.{name}", f"there is no such learner; the learners are {known}"
-            )
-
-
-def _build(
-    plan: _Plan, *, device: torch.device, data: Any, trust_code: bool, listener: Listener
-) -> tuple[_Plan, Splits, Trainer]:
-    """Read the data and make the learners; nothing is written."""
-    recipe = plan.recipe
-    splits = load_splits(recipe.data, trust_code=trust_code, arrays=data)
-    if splits.train.resident:
-        recipe.data.augmentation.check_fits(*splits.train.shape[1:])
-    with switches(recipe.train, device):
-        trainer = Trainer(
-            recipe,
-            plan.directory,
-            splits,
-            device=device,
-            trust_code=trust_code,
-            listener=listener,
-            stages=plan.stages,
-        )
-        if plan.source is not None and not plan.waits:
-            trainer.start_from(plan.source_files())
-    return plan, splits, trainer
-
-
-def _train_stage(
-    whole: Recipe, run: RunDirectory, plan: _Plan, splits: Splits, trainer: Trainer, *, device: torch.device
-) -> None:
-    recipe, directory = plan.recipe, plan.directory
-    with switches(recipe.train, device):
-        write_json(directory.environment, describe(splits, device, recipe.train.seed))
-        if trainer.resume():
-            trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
-        elif plan.source is not None:
-            if plan.waits:
-                trainer.start_from(plan.source_files())
-            trainer.checkpoint()  # from here on, whoever resumes needs the source no more
-        if directory != run:
-            write_text(directory.recipe, to_yaml(recipe))
-        # The whole recipe from the first stage on: --resume compares with it and needs every stage.
-        write_text(run.recipe, to_yaml(whole))
-        trainer.run()
 
 
 def _weights_file(run: RunDirectory, which: str) -> Path:
@@ -250,12 +130,13 @@ def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_
     """Build what the file's header describes and fill in its weights."""
     try:
         options = ModelOptions.model_validate(about["model"])
-        classes, shape = len(about["classes"]), [int(size) for size in about["shape"]]
-        if len(shape) != 3 or not all(0 < size <= MAX_SIDE for size in shape):
+        classes, shape = about["classes"], [int(size) for size in about["shape"]]
+        if not isinstance(classes, list) or len(shape) != 3 or not all(0 < size <= MAX_SIDE for size in shape):
             raise ValueError(f"images of shape {shape}")  # believing it would allocate a network of that size
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"{path} does not say which network it belongs to: {error!r:.200}") from error
-    model = build_model(options, num_classes=classes, shape=shape, seed=0, trust_code=trust_code)
+    check_size(options, state, num_classes=len(classes), shape=shape)
+    model = build_model(options, num_classes=len(classes), shape=shape, seed=0, trust_code=trust_code)
     flat = Flat(model)
     flat.load(*flat.read(state))
     return model

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from generalist import api
 from generalist._version import __version__
-from generalist.console import console, errors, show_run, training_listener
+from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core.errors import GeneralistError
 from generalist.data import download
 from generalist.data.options import data_root
@@ -42,12 +42,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
+
+
 @app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
+@data_app.callback()
+@recipes_app.callback()
+def _group(version: Version = False) -> None:
     pass
 
 
@@ -67,6 +68,7 @@ def train(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")
     ] = False,
+    version: Version = False,
 ) -> None:
     """Train a recipe.
 
@@ -87,7 +89,7 @@ def train(
 
 
 @data_app.command("list")
-def data_list() -> None:
+def data_list(version: Version = False) -> None:
     """List the data sets that have a name. Example: generalist data list"""
     table = Table("name", "download (MB)", "what it is")
     for entry in download.describe():
@@ -96,7 +98,9 @@ def data_list() -> None:
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None, version: Version = False
+) -> None:
     """Fetch a data set and verify it. Example: generalist data get cifar10 --root ~/data"""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -112,7 +116,9 @@ def data_get(name: Annotated[str, typer.Argument(help="The data set.")], root: R
 
 
 @data_app.command("check")
-def data_check(name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None) -> None:
+def data_check(
+    name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None, version: Version = False
+) -> None:
     """Verify the files of a data set. Example: generalist data check cifar10"""
     states = download.check(name, data_root(root))
     for file in states:
@@ -123,7 +129,7 @@ def data_check(name: Annotated[str, typer.Argument(help="The data set.")], root:
 
 
 @recipes_app.command("list")
-def recipes_list() -> None:
+def recipes_list(version: Version = False) -> None:
     """List the shipped recipes. Example: generalist recipes list"""
     table = Table("name", "learners", "epochs", "style")
     table.columns[0].no_wrap = True
@@ -139,31 +145,13 @@ def recipes_list() -> None:
 def recipes_show(
     name: Annotated[str, typer.Argument(help="The recipe.")],
     resolved: Annotated[bool, typer.Option("--resolved", help="Print every field with its value.")] = False,
+    version: Version = False,
 ) -> None:
     """Print a recipe. Example: generalist recipes show digits-t --resolved > mine.yaml"""
     sys.stdout.write(to_yaml(load_recipe(name)) if resolved else shipped_text(name))
 
 
-def _complain(error: Exception) -> None:
-    """One line, whatever a hostile name or value put into the message."""
-    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
-    errors.print(f"error: {text[:2000]}", markup=False, soft_wrap=True)
-
-
 def main() -> None:
     """The entry point: mistakes end in a line and an exit code."""
-    try:
+    with clear_endings():
         app()
-    except GeneralistError as error:
-        _complain(error)
-        sys.exit(error.exit_code)
-    except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
-        _complain(error)
-        sys.exit(GeneralistError.exit_code)
-    except KeyboardInterrupt:
-        errors.print("interrupted")
-        sys.exit(130)
-    except Exception:
-        errors.print_exception()
-        errors.print("this is a fault of generalist, not yours: please report it with the lines above")
-        sys.exit(1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.training.loop import Listener
 
@@ -21,6 +24,34 @@ console = Console(highlight=False)
 if not console.is_terminal and "COLUMNS" not in os.environ:
     console = Console(highlight=False, width=PLAIN_WIDTH)
 errors = Console(stderr=True, highlight=False)
+
+
+def _complain(problem: object) -> None:
+    """One line, whatever a hostile name or value put into the message."""
+    text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
+    errors.print(f"error: {text[:2000]}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def clear_endings() -> Iterator[None]:
+    """The user's mistakes end in one line and their exit code; faults of ours in a traceback and 1."""
+    try:
+        yield
+    except GeneralistError as error:
+        _complain(error)
+        sys.exit(error.exit_code)
+    except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
+        _complain(error)
+        sys.exit(GeneralistError.exit_code)
+    except torch.OutOfMemoryError as error:
+        # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
+        figures = str(error).partition(" GPU ")[0]
+        _complain(f"{figures} Make train.batch_size or validation.batch_size smaller, or free memory on the device")
+        sys.exit(GeneralistError.exit_code)
+    except Exception:
+        errors.print_exception()
+        errors.print("this is a fault of generalist, not yours: please report it with the lines above")
+        sys.exit(1)
 
 
 def percent(value: float) -> str:

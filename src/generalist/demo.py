@@ -9,13 +9,26 @@ from pathlib import Path
 
 import generalist
 from generalist.api import evaluate, load, train
-from generalist.console import accuracy_table, console
+from generalist.console import accuracy_table, clear_endings, console
+from generalist.core.errors import RunError
+from generalist.core.files import write_text
 from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
 
 RECIPES = ("digits-nt", "digits-at", "digits-t")
 GENERALIST = "digits-t: the generalist"
 ATTACK = "pgd-20"
+MARKER = ".generalist-demo"
+
+
+def clear(out: Path) -> None:
+    """Make room for the three runs. A demonstration is run again and again, but it deletes nobody else's runs."""
+    before = [out / name for name in RECIPES if (out / name).exists()]
+    if before and not (out / MARKER).is_file():
+        raise RunError(f"{before[0]} was not made by the demonstration, which would replace it; choose another --out")
+    for path in before:
+        shutil.rmtree(path)
+    write_text(out / MARKER, "The demonstration of generalist replaces its runs in this folder.\n")
 
 
 def accuracies(run: RunDirectory, which: str, threats: list[str]) -> dict[str, float]:
@@ -47,17 +60,21 @@ def summary(rows: dict[str, dict[str, float]]) -> str:
     return "The generalist against the specialist of each column, in points: " + ", ".join(points)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    out = parser.parse_args().out
-    for name in RECIPES:  # a demonstration is run again and again; only its own three runs are replaced
-        shutil.rmtree(out / name, ignore_errors=True)
+def demonstrate(out: Path) -> None:
+    """Train, evaluate, show."""
+    clear(out)
     console.print(f"generalist {generalist.__version__}: natural, linf and l2 learners, one network in the end")
     rows = run_demo(out)
     console.print(accuracy_table("Test accuracy (%) on 500 handwritten digits", rows))
     console.print(summary(rows), soft_wrap=True)
     console.print(f"runs: {', '.join(str(out / name) for name in RECIPES)}", soft_wrap=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    with clear_endings():
+        demonstrate(parser.parse_args().out)
 
 
 if __name__ == "__main__":

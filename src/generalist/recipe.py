@@ -16,10 +16,12 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import RecipeError
 from generalist.core.options import Options
-from generalist.core.plain_yaml import dump_yaml, load_yaml, merge, set_field
+from generalist.core.plain_yaml import apply_change, dump_yaml, load_yaml, merge, set_field
 from generalist.core.registry import unknown_name
+from generalist.core.run import RunDirectory
 from generalist.training.mixing_options import Name
 from generalist.training.options import Job
 
@@ -39,7 +41,9 @@ class StageOptions(Options):
     leaves out start fresh."""
 
     change: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the recipe that differ in this stage, nested as in the recipe. Lists are replaced whole."""
+    """Fields of the recipe that differ in this stage, nested as in the recipe. Lists, `mixing.shares` and
+    `mixing.gammas` are replaced whole, and `{}` puts a section back to its defaults. A stage that changes the learners
+    must change shares and gammas that name them: `mixing: {shares: {}}` for a stage with one learner."""
 
 
 class Recipe(Job):
@@ -71,7 +75,7 @@ class Recipe(Job):
         if FRESH in names:
             raise ValueError(f"stages: {FRESH!r} means fresh weights and cannot be a stage's name; rename it")
         for stage in self.stages:
-            if unknown := stage.change.keys() - (Job.model_fields.keys() - {"name"}):
+            if unknown := stage.change.keys() - Job.model_fields.keys():
                 raise ValueError(f"stages: {stage.name}: `change` has no field {sorted(unknown)[0]!r}")
         return self
 
@@ -99,7 +103,14 @@ _PUBLISHED: dict[str, Any] = {
         "counters": "truncate",
         "redistribution": {"when": "every-iteration", "reset": False},
     },
-    "validation": {"split": "test", "images": 10_000, "every": 1, "min_natural": 0.88, "steps": 10, "step": 0.007},
+    "validation": {
+        "split": "test",
+        "images": 10_000,
+        "every": 1,
+        "min_natural": 0.88,
+        "steps": 10,
+        "step": {"linf": 0.007},
+    },
 }
 _PUBLISHED_STEP = 0.007
 
@@ -116,23 +127,33 @@ def apply_style(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _style_learner(entry: dict[str, Any], style: str) -> dict[str, Any]:
-    threat = entry.get("threat")
+    norm = _norm_of(entry.get("threat"))
     column: dict[str, Any] = {}
-    if isinstance(threat, dict) and isinstance(threat.get("norm"), str):
-        budgets = _PUBLISHED_EPS if style == "published-code" else _EPS
-        if threat["norm"] in budgets:
-            column["threat"] = {"eps": budgets[threat["norm"]]}
-        if style == "published-code" and threat["norm"] == "linf":
-            column["attack"] = {"step": _PUBLISHED_STEP}
+    budgets = _PUBLISHED_EPS if style == "published-code" else _EPS
+    if norm is not None and norm in budgets:
+        column["threat"] = {"eps": budgets[norm]}
+    if style == "published-code" and norm == "linf":
+        column["attack"] = {"step": _PUBLISHED_STEP}
     if style == "paper":
         column["schedule"] = _PAPER_SCHEDULE
-        if threat is None:
+        if entry.get("threat") is None:
             column["optimizer"] = {"lr": _PAPER_NATURAL_LR}
     if style == "published-code":
         column["averaging"] = {"decay": 0.999, "warmup": True}
     if "schedule" in entry:
         column.pop("schedule", None)  # breakpoints and values belong together
     return merge(column, entry)
+
+
+def _norm_of(threat: Any) -> str | None:
+    """The norm of a threat in any of its forms; None where it is no threat, which validation will say."""
+    if isinstance(threat, dict):
+        norm = threat.get("norm")
+        return norm if isinstance(norm, str) else None
+    try:
+        return ThreatOptions.model_validate(threat).norm
+    except ValidationError:
+        return None
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -149,7 +170,8 @@ def load_recipe(
     else:
         raw = _read(recipe)
     raw = copy.deepcopy(raw)
-    for override in overrides:
+    # The style first: it decides the defaults that the other changes lead into.
+    for override in sorted(overrides, key=lambda text: text.partition("=")[0] != "style"):
         set_field(raw, override, resolved=lambda: _resolved(raw, trust_code=trust_code))
     return parse(raw, trust_code=trust_code)
 
@@ -225,6 +247,8 @@ def _read(where: str | Path) -> dict[str, Any]:
     if str(where) in shipped_names():
         raw = parse_yaml(shipped_text(str(where)), str(where))
         return {"name": str(where), **raw}
+    if RunDirectory(path).exists():
+        raise RecipeError("", f"{path} is a run; go on with --resume, or branch with --from {path}")
     if not path.is_file():
         raise RecipeError("", f"{unknown_name('recipe', str(where), shipped_names())}; nor is it a file")
     if path.stat().st_size > MAX_BYTES:
@@ -252,9 +276,12 @@ def to_yaml(recipe: Recipe) -> str:
     return dump_yaml(recipe.model_dump(mode="json"))
 
 
+_BY_LEARNER = frozenset({"shares", "gammas"})  # a stage with other learners cannot keep names that are gone
+
+
 def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
     """The recipe of one stage."""
-    raw = merge(recipe.model_dump(mode="json"), stage.change)
+    raw = apply_change(recipe.model_dump(mode="json"), stage.change, whole=_BY_LEARNER)
     try:
         return parse({**raw, "stages": []}, trust_code=trust_code)
     except RecipeError as error:

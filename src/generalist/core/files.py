@@ -41,11 +41,16 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
                 os.fsync(stream.fileno())
                 stream.seek(0)
                 digest = _digest(stream)
-            temporary.replace(path)
-            _sync_directory(path.parent)
+            rename(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
     return digest
+
+
+def rename(source: Path, target: Path) -> None:
+    """Move a file over another one, so that a power cut leaves one of the two."""
+    source.replace(target)
+    _sync_directory(target.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 _FRACTION = re.compile(r"\s*[-+]?\d{1,9}\s*/\s*\d{1,9}\s*")
 
@@ -37,7 +36,7 @@ def parse_number(value: Any) -> Any:
         numerator, denominator = value.split("/")
         if int(denominator) == 0:
             raise ValueError("the denominator of a fraction must not be 0")
-        return float(Fraction(int(numerator), int(denominator)))
+        return int(numerator) / int(denominator)
     try:
         number = float(value)
     except ValueError:
@@ -58,3 +57,8 @@ def format_number(value: float) -> float | str:
 
 Number = Annotated[float, BeforeValidator(parse_number), PlainSerializer(format_number)]
 """A finite float that a recipe may also write as a fraction."""
+
+Positive = Annotated[Number, Field(gt=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+Decay = Annotated[Number, Field(ge=0, lt=1)]
+"""The share of the old value that an average keeps."""

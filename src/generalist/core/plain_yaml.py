@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import yaml
@@ -52,25 +53,37 @@ def dump_yaml(value: Any) -> str:
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """`above` over `below`, mapping by mapping; lists, and schedules with breakpoints of their own, replace whole."""
+    return _merge(below, above, lambda key, value: _is_schedule(value))
+
+
+def apply_change(below: Mapping[str, Any], above: Mapping[str, Any], *, whole: Collection[str]) -> dict[str, Any]:
+    """As `merge`, but an empty mapping clears, and the mappings named in `whole` replace like lists."""
+    return _merge(below, above, lambda key, value: not value or key in whole or _is_schedule(value))
+
+
+def _merge(
+    below: Mapping[str, Any], above: Mapping[str, Any], replaces: Callable[[str, Mapping[str, Any]], bool]
+) -> dict[str, Any]:
     merged = dict(copy.deepcopy(dict(below)))
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        if both and not _is_schedule(value):
-            merged[key] = merge(merged[key], value)
+        if both and not replaces(key, value):
+            merged[key] = _merge(merged[key], value, replaces)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
 
 
-def _is_schedule(value: Mapping[str, Any]) -> bool:
-    return "values" in value and bool({"fractions", "epochs"} & value.keys())
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, Mapping) and "values" in value and bool({"fractions", "epochs"} & value.keys())
 
 
 def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]) -> None:
     """Apply `a.b.0.c=value` in place; the value is YAML.
 
-    Where the path leads into something that `raw` leaves to its default or writes in a short form, the long form is
-    taken from `resolved()` first.
+    Only the named field is written, so that its neighbours stay open to defaults. Where the path leads into a short
+    form, a list or a schedule (whose breakpoints and values belong together), the long form of that is taken from
+    `resolved()` first.
     """
     path, equals, text = override.partition("=")
     if not equals or not path:
@@ -78,6 +91,7 @@ def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]
     value = load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
     *parents, last = path.split(".")
     node: Any = raw
+    resolved = functools.cache(resolved)  # before the first change, and once
     for depth, part in enumerate(parents):
         node = _descend(node, part, parents[: depth + 1], resolved)
     if isinstance(node, list):
@@ -90,8 +104,9 @@ def _descend(node: Any, part: str, parents: list[str], resolved: Callable[[], An
     key: Any = _position(node, part, ".".join(parents)) if isinstance(node, list) else part
     child = node[key] if isinstance(node, list) else node.get(key)
     if not isinstance(child, dict | list):
-        child = _look_up(resolved(), parents)
-        node[key] = child = copy.deepcopy(child) if isinstance(child, dict | list) else {}
+        long_form = _look_up(resolved(), parents)
+        needed = isinstance(long_form, list) or _is_schedule(long_form) or child is not None
+        node[key] = child = copy.deepcopy(long_form) if needed and isinstance(long_form, dict | list) else {}
     return child
 
 

@@ -50,6 +50,11 @@ def _root(seed: int, purpose: str) -> int:
     return _signed(int.from_bytes(digest[:8], "little"))
 
 
+def host_seed(seed: int, purpose: str, key: int) -> int:
+    """A 63-bit integer for generators that are not ours: dropout and its like draw from torch's."""
+    return _root(seed, f"{purpose}/{key}") & ((1 << 63) - 1)
+
+
 def bits(
     seed: int, purpose: str, *keys: Key, shape: Sequence[int] = (), device: torch.device | str | None = None
 ) -> Tensor:
@@ -108,6 +113,6 @@ def normal(
     return _normal_table(index.device)[index]
 
 
-def permutation(count: int, seed: int, purpose: str, *keys: int, device: torch.device | str | None = None) -> Tensor:
+def permutation(count: int, seed: int, purpose: str, *keys: Key, device: torch.device | str | None = None) -> Tensor:
     """A random order of 0..count-1: the order in which their hashes sort."""
     return torch.argsort(bits(seed, purpose, *keys, shape=(count,), device=device), stable=True)

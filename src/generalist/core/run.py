@@ -13,6 +13,9 @@ from typing import Any
 from generalist.core.errors import RunError
 from generalist.core.files import clear_write_errors
 
+GLOBAL = "global"
+"""The global learner's name, where learners have theirs."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:

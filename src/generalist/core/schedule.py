@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 from typing import Any, Self
 
 from pydantic import model_validator
 
 from generalist.core.options import Number, Options
+
+MAX_BREAKPOINTS = 1000
+"""More than anybody draws by hand, and few enough to check at once."""
 
 
 class Schedule(Options):
@@ -41,6 +45,10 @@ class Schedule(Options):
             raise ValueError(
                 f"{len(positions)} breakpoints and {len(self.values)} values: give one value per breakpoint"
             )
+        if len(positions) > MAX_BREAKPOINTS:
+            raise ValueError(
+                f"at most {MAX_BREAKPOINTS} breakpoints, not {len(positions)}; leave out those on straight lines"
+            )
         if any(b < a for a, b in pairwise(positions)):
             raise ValueError(f"breakpoints must not decrease: {positions}")
         if positions[0] < 0:
@@ -60,7 +68,7 @@ class Schedule(Options):
         if position < positions[0]:
             return values[0]
         # The last breakpoint at or before the position: after a jump, its upper side.
-        left = max(i for i, p in enumerate(positions) if p <= position)
+        left = bisect_right(positions, position) - 1
         if left + 1 == len(positions):
             return values[left]
         width = positions[left + 1] - positions[left]

@@ -62,21 +62,28 @@ class AugmentOptions(Options):
 
 
 def draw(
-    index: Tensor, *, height: int, width: int, epoch: Key, seed: int, options: AugmentOptions
+    index: Tensor,
+    *,
+    height: int,
+    width: int,
+    epoch: Key,
+    seed: int,
+    options: AugmentOptions,
+    purpose: str = "augment",
 ) -> dict[str, Tensor]:
     """What happens to each sample: `top`, `left` (crop corner in the padded image), `flip`, and cutout's corner."""
     zeros = torch.zeros_like(index)
     drawn = {"top": zeros, "left": zeros, "flip": zeros.bool()}
     if options.crop:
         corners = 2 * options.crop + 1
-        drawn["top"] = integers(corners, seed, "augment/top", index, epoch)
-        drawn["left"] = integers(corners, seed, "augment/left", index, epoch)
+        drawn["top"] = integers(corners, seed, f"{purpose}/top", index, epoch)
+        drawn["left"] = integers(corners, seed, f"{purpose}/left", index, epoch)
     if options.flip:
-        drawn["flip"] = integers(2, seed, "augment/flip", index, epoch).bool()
+        drawn["flip"] = integers(2, seed, f"{purpose}/flip", index, epoch).bool()
     if options.cutout:
         half = options.cutout // 2
-        drawn["cutout_top"] = integers(height, seed, "augment/cutout-top", index, epoch) - half
-        drawn["cutout_left"] = integers(width, seed, "augment/cutout-left", index, epoch) - half
+        drawn["cutout_top"] = integers(height, seed, f"{purpose}/cutout-top", index, epoch) - half
+        drawn["cutout_left"] = integers(width, seed, f"{purpose}/cutout-left", index, epoch) - half
     return drawn
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from generalist.core.errors import DataError
+from generalist.data.files import find_file
 from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 PIXELS = 3 * 32 * 32
@@ -138,7 +139,7 @@ def _read(path: Path) -> bytes:
 @DATASETS.register("cifar10")
 def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of 10 classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar10", "cifar-10-batches", "test_batch")
+    directory, binary = _locate(root, "cifar10", "test_batch", ["cifar-10-batches-py", "cifar-10-batches-bin"])
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=1, classes=10) for name in names]
@@ -150,7 +151,7 @@ def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
 @DATASETS.register("cifar100")
 def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of the 100 fine classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar100", "cifar-100", "test")
+    directory, binary = _locate(root, "cifar100", "test", ["cifar-100-python", "cifar-100-binary"])
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=2, classes=100) for name in ("train", "test")]
     else:
@@ -158,17 +159,10 @@ def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     return _image_set(parts[:1], CLASSES_100, "cifar100"), _image_set(parts[1:], CLASSES_100, "cifar100")
 
 
-def _locate(root: Path, name: str, folder: str, test_file: str) -> tuple[Path, bool]:
-    """The directory of the data set, and whether it is in the binary layout."""
-    python = f"{folder}-python" if name == "cifar100" else f"{folder}-py"
-    binary = f"{folder}-binary" if name == "cifar100" else f"{folder}-bin"
-    for place in (root / name, root):
-        for directory in (place / python, place / binary, place):
-            if (directory / test_file).is_file():
-                return directory, False
-            if (directory / f"{test_file}.bin").is_file():
-                return directory, True
-    raise DataError(f"{name} is not in {root}: run `generalist data get {name} --root {root}`")
+def _locate(root: Path, name: str, test_file: str, folders: list[str]) -> tuple[Path, bool]:
+    """The directory of the data set (one of the folders, or without any), and whether it is in the binary layout."""
+    found = find_file(root, name, [f"{folder}/{test_file}{end}" for folder in [*folders, "."] for end in ("", ".bin")])
+    return found.parent, found.suffix == ".bin"
 
 
 def _image_set(parts: list[Arrays], classes: list[str], name: str) -> ImageSet:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from generalist.core.errors import DataError
 from generalist.core.registry import import_object
+from generalist.data.pixels import to_eight_bits
 from generalist.data.sets import ImageSet, from_arrays
 
 
@@ -59,7 +60,7 @@ def materialise(
                 f"{name}: {count} images of {image.nbytes} bytes do not fit into memory: "
                 "use `name: folder`, which streams, or insist with `resident: true`"
             )
-        images.append(image)
+        images.append(image.copy())  # a Dataset may give every image in the same buffer
         labels.append(label)
     names = classes or getattr(dataset, "classes", None)
     names = [str(entry) for entry in names] if names is not None else None
@@ -88,6 +89,7 @@ def _item(dataset: Any, position: int, name: str) -> tuple[np.ndarray[Any, Any],
 
 def _as_array(image: Any, position: int, name: str) -> np.ndarray[Any, Any]:
     if isinstance(image, Image.Image):
+        image = to_eight_bits(image, f"{name}: the image of item {position}")
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
     if isinstance(image, Tensor):
         array: np.ndarray[Any, Any] = image.detach().cpu().numpy()

@@ -40,7 +40,7 @@ class TransferError(DataError):
 
 
 class ContentError(DataError):
-    """The file came whole, but is another one."""
+    """What came is another file."""
 
 
 def describe() -> list[Entry]:
@@ -85,21 +85,25 @@ def fetch(url: str, path: Path, *, digest: str, progress: Progress | None = None
         return
     with clear_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+    left_over = _size(part) > 0
     while True:
         have = _size(part)
         try:
             _transfer(url, part, progress)
+            if digest_of(part, digest) != digest:
+                raise ContentError(f"what {url} sent has not the checksum {digest}")
         except TransferError:
             if _size(part) <= have:  # a server that sends nothing more is not asked again
                 raise
-            continue
-        if digest_of(part, digest) == digest:
+        except ContentError:
+            part.unlink(missing_ok=True)
+            if not left_over:
+                raise
+            left_over = False  # an earlier call's part may be of another file: worth one fresh start
+        else:
             with clear_write_errors(path):
                 part.replace(path)
             return
-        part.unlink()
-        if not have:  # a resumed one may have gone on with another file's bytes: worth a fresh start
-            raise ContentError(f"what {url} sent has not the checksum {digest}")
 
 
 def digest_of(path: Path, like: str) -> str:
@@ -168,6 +172,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
             start = have if _continues(response, have) else 0
             length = response.headers.get("Content-Length", "")
             total = start + int(length) if length.isdecimal() else None
+            _check_length(total or 0, part)
             with clear_write_errors(part):
                 stream = part.open("r+b" if start else "wb")
             with stream:
@@ -195,16 +200,24 @@ def _receive(
     response: http.client.HTTPResponse, stream: BinaryIO, part: Path, total: int | None, progress: Progress | None
 ) -> int:
     """Write what comes to the stream; returns the file's length."""
-    name = part.name.removesuffix(".part")
     while chunk := response.read(_CHUNK):
+        _check_length(stream.tell() + len(chunk), part)
         with clear_write_errors(part):
             stream.write(chunk)
-        if stream.tell() > MAX_BYTES:
-            raise TransferError(f"{name} is longer than any data set here")
         if progress is not None:
-            progress(name, stream.tell(), total)
+            progress(_name(part), stream.tell(), total)
     stream.truncate()
     return stream.tell()
+
+
+def _check_length(length: int, part: Path) -> None:
+    """Refuse before anything is written. To ask again would not make it shorter, so this is no TransferError."""
+    if length > MAX_BYTES:
+        raise ContentError(f"{_name(part)} is longer than any data set here ({MAX_BYTES} bytes)")
+
+
+def _name(part: Path) -> str:
+    return part.name.removesuffix(".part")
 
 
 def _extract(archive: Path, layout: Layout, directory: Path) -> None:

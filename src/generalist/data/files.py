@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from generalist.core.errors import DataError
 
 
-def data_directory(root: Path, name: str, markers: list[str], *, own_only: bool = False) -> Path:
-    """The directory that holds one of the marker files: root/NAME, or the root itself unless `own_only`."""
-    places = [root / name] if own_only else [root / name, root]
-    for place in places:
-        if any((place / marker).is_file() for marker in markers):
-            return place
+def find_file(root: Path, name: str, files: Sequence[str], *, own_only: bool = False) -> Path:
+    """The first of these files that is in root/NAME, or else in the root itself unless `own_only`."""
+    for place in [root / name] if own_only else [root / name, root]:
+        for file in files:
+            if (place / file).is_file():
+                return place / file
     raise DataError(f"{name} is not in {root}: run `generalist data get {name} --root {root}`")

@@ -25,6 +25,7 @@ from torch import Tensor
 from generalist.core.errors import DataError
 from generalist.core.random import Key, integers, uniform
 from generalist.data.augment import AugmentOptions
+from generalist.data.pixels import to_eight_bits
 from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
@@ -143,7 +144,8 @@ def decode(path: Path, *, crop: Crop, mirrored: bool, resolution: int) -> tuple[
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.width}x{image.height} pixels, more than {MAX_PIXELS}: shrink it")
             box = crop(image.width, image.height)
-            pixels = image.convert("RGB").resize((resolution, resolution), Image.Resampling.BILINEAR, box=box)
+            colours = to_eight_bits(image, str(path)).convert("RGB")
+            pixels = colours.resize((resolution, resolution), Image.Resampling.BILINEAR, box=box)
     except DataError:
         raise
     except Exception as error:  # pillow's decoders fail in many ways on a damaged file
@@ -182,11 +184,9 @@ def random_box(width: int, height: int, draws: list[list[float]], options: Augme
 def _scan(
     root: Path, split: str, classes: list[str] | None, *, resolution: int, center: float, pool: ThreadPoolExecutor
 ) -> FolderImages:
-    base = root.resolve()
     folder = root / split
-    if not _stays_inside(folder, base):
-        raise DataError(f"{folder} is a link that leaves {root}: give the directory it points to as the root")
-    found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _stays_inside(entry, base))
+    _refuse_leaving(folder, root)
+    found = sorted(entry.name for entry in folder.iterdir() if _is_class(entry, root))
     if classes is None:
         classes = found
     if unknown := sorted(set(found) - set(classes)):
@@ -196,7 +196,7 @@ def _scan(
     for label, name in enumerate(classes):
         if name not in found:
             continue
-        inside = sorted(p for p in (folder / name).iterdir() if _is_image(p, base))
+        inside = sorted(p for p in (folder / name).iterdir() if _is_image(p, root))
         files += inside
         labels += [label] * len(inside)
     if not files:
@@ -204,10 +204,25 @@ def _scan(
     return FolderImages(files, torch.tensor(labels), classes, f"folder:{root.name}", resolution, center, pool)
 
 
-def _is_image(path: Path, base: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file() and _stays_inside(path, base)
+def _is_class(path: Path, root: Path) -> bool:
+    if path.is_file():
+        return False
+    _refuse_leaving(path, root)
+    return path.is_dir()
 
 
-def _stays_inside(path: Path, base: Path) -> bool:
-    """A link that leaves the root is not followed: a data set must not read files from elsewhere."""
-    return not path.is_symlink() or path.resolve().is_relative_to(base)
+def _is_image(path: Path, root: Path) -> bool:
+    if path.suffix.lower() not in SUFFIXES:
+        return False
+    _refuse_leaving(path, root)
+    return path.is_file()
+
+
+def _refuse_leaving(path: Path, root: Path) -> None:
+    """A data set must not read files from elsewhere, and one that left them out would be smaller than it looks."""
+    # realpath and not resolve, which fails on a link to itself.
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+        raise DataError(
+            f"{path} is a link that leaves {root}: copy what it points to into its place, "
+            "or give the directory that really holds the images as the root"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from generalist.core.errors import DataError
-from generalist.data.files import data_directory
+from generalist.data.files import find_file
 from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 _UNSIGNED_BYTE = 8
@@ -61,7 +61,7 @@ def load_fashion_mnist(root: Path) -> tuple[ImageSet, ImageSet | None]:
 
 def _load(root: Path, name: str, classes: list[str]) -> tuple[ImageSet, ImageSet]:
     # The two data sets share their files' names, so the files are never looked for in the root itself.
-    directory = data_directory(root, name, [STEMS[0], f"{STEMS[0]}.gz"], own_only=True)
+    directory = find_file(root, name, [STEMS[0], f"{STEMS[0]}.gz"], own_only=True).parent
     images, labels, test_images, test_labels = (
         read_idx(_plain_or_gzip(directory, stem), dimensions=3 if "images" in stem else 1) for stem in STEMS
     )

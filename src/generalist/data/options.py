@@ -20,7 +20,7 @@ from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a
 from generalist.data.augment import AugmentOptions
 from generalist.data.dataset import load_dataset, memory_budget
 from generalist.data.folder import load_folder, make_resident
-from generalist.data.sets import DATASETS, Images, ImageSet, from_arrays
+from generalist.data.sets import DATASETS, Images, ImageSet, check_joins, from_arrays
 
 ROOT_VARIABLE = "GENERALIST_DATA"
 _SPECIAL = ["arrays", "folder"]
@@ -178,10 +178,7 @@ def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet
         extra = _load_npz(Path(options.file).expanduser(), classes=train.classes)
     else:
         extra, _ = DATASETS.get(str(options.name))(root)
-    if extra.shape != train.shape:
-        raise DataError(f"extra images have the shape {extra.shape}, but {train.name} has {train.shape}: resize them")
-    if len(extra.classes) > len(train.classes):
-        raise DataError(f"{extra.name} has {len(extra.classes)} classes, but {train.name} has {len(train.classes)}")
+    check_joins(train, extra)
     return extra
 
 

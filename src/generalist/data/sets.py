@@ -65,6 +65,8 @@ class ImageSet:
     classes: list[str]
     """The classes' names; a label is a position in this list."""
     name: str
+    named: bool = True
+    """Whether `classes` are all there are. False where they were inferred from the labels, which may lack some."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -142,17 +144,22 @@ def iterate(
             yield current.result()
 
 
-def join(first: ImageSet, second: ImageSet) -> ImageSet:
-    """One set of both: the second's samples come after the first's, under the first's classes."""
+def check_joins(first: Images, second: ImageSet) -> None:
+    """Refuse a second set whose images or classes do not go with the first's."""
     if first.shape != second.shape:
         raise DataError(f"{second.name} has images of {second.shape}, but {first.name} of {first.shape}: resize them")
     if len(second.classes) > len(first.classes):
         raise DataError(f"{second.name} has {len(second.classes)} classes, but {first.name} has {len(first.classes)}")
+
+
+def join(first: ImageSet, second: ImageSet) -> ImageSet:
+    """One set of both: the second's samples come after the first's, under the first's classes."""
+    check_joins(first, second)
     same = first.images.dtype == second.images.dtype
     parts = [s.images if same else to_unit(s.images) for s in (first, second)]
     labels = torch.cat([first.labels, second.labels.to(first.labels.device)])
     images = torch.cat([parts[0], parts[1].to(parts[0].device)])
-    return ImageSet(images=images, labels=labels, classes=first.classes, name=f"{first.name}+{second.name}")
+    return replace(first, images=images, labels=labels, name=f"{first.name}+{second.name}")
 
 
 def from_arrays(
@@ -171,7 +178,13 @@ def from_arrays(
     pixels = _pixels(_as_array(images, "images", name), name=name, layout=layout)
     targets = _targets(_as_array(labels, "labels", name), count=len(pixels), name=name)
     names = _class_names(classes, largest=int(targets.max()), name=name)
-    return ImageSet(images=torch.from_numpy(pixels), labels=torch.from_numpy(targets), classes=names, name=name)
+    return ImageSet(
+        images=torch.from_numpy(pixels),
+        labels=torch.from_numpy(targets),
+        classes=names,
+        name=name,
+        named=classes is not None,
+    )
 
 
 def _as_array(values: Any, what: str, name: str) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from generalist.core.errors import DataError
-from generalist.data.files import data_directory
+from generalist.data.files import find_file
 from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
@@ -17,7 +17,7 @@ FILES = ("train_32x32.mat", "test_32x32.mat")
 @DATASETS.register("svhn")
 def load_svhn(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """73,257 training and 26,032 test images of house-number digits [3,32,32]."""
-    directory = data_directory(root, "svhn", list(FILES[:1]))
+    directory = find_file(root, "svhn", FILES[:1]).parent
     return read_svhn(directory / FILES[0]), read_svhn(directory / FILES[1])
 
 

@@ -15,6 +15,7 @@ from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch, Images, iterate
+from generalist.evaluation.classifier import AnyPrecision
 
 NATURAL = "natural"
 _PGD = re.compile(r"pgd-(\d{1,5})")
@@ -65,10 +66,13 @@ def evaluate_model(
 ) -> dict[str, Accuracy]:
     """Accuracy by `natural`, and by `attack/threat` for each attack and threat, on the images of `index`.
 
-    A sample counts as right under attack only where it is right as it is, too.
+    A sample counts as right under attack only where it is right as it is, too. What is named twice counts once.
     """
+    if batch_size < 1:
+        raise GeneralistError(f"batch_size must be at least 1, not {batch_size}")
     steps = {attack: steps_of(attack) for attack in attacks}
     index = torch.arange(len(images)) if index is None else index
+    model, threats = AnyPrecision(model), list(dict.fromkeys(threats))
     counts: dict[str, int] = {}
     for batch in iterate(images, list(torch.split(index, batch_size))):
         for attack, number in steps.items():

@@ -1,7 +1,7 @@
 """Networks by name. Inputs are images in [0, 1]; normalization lives inside the model."""
 
 from generalist.models import preact, resnet, small, wide_resnet  # each registers its networks
-from generalist.models.build import ModelOptions, build_model, check_model
+from generalist.models.build import ModelOptions, build_model, check_model, check_size
 from generalist.models.normalize import Normalized, NormalizeOptions
 from generalist.models.registry import MODELS, ModelFactory
 
@@ -13,6 +13,7 @@ __all__ = [
     "Normalized",
     "build_model",
     "check_model",
+    "check_size",
     "preact",
     "resnet",
     "small",

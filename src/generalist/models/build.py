@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -45,16 +45,25 @@ class ModelOptions(Options):
 
 
 def build_model(
-    options: ModelOptions, *, num_classes: int, shape: Sequence[int], seed: int, trust_code: bool = False
+    options: ModelOptions,
+    *,
+    num_classes: int,
+    shape: Sequence[int],
+    seed: int,
+    trust_code: bool = False,
+    device: str = "cpu",
 ) -> nn.Module:
-    """The network of `options` for images of `shape` (channels, height, width), on the CPU, with weights by `seed`."""
+    """The network of `options` for images of `shape` (channels, height, width), on the CPU, with weights by `seed`.
+
+    On the device `meta` it has shapes and no memory.
+    """
     channels = _check_problem(num_classes, shape)
     factory = _factory(options, trust_code=trust_code)
     arguments: dict[str, Any] = {"num_classes": num_classes, "in_channels": channels, **options.options}
     if options.width is not None:
         arguments["width"] = options.width
     _check_arguments(options.name, factory, arguments)
-    model = _construct(factory, arguments, seed)
+    model = _construct(factory, arguments, seed, device)
     if not isinstance(model, nn.Module):
         raise GeneralistError(f"model {options.name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     if options.normalize is None:
@@ -65,6 +74,19 @@ def build_model(
             "give one per channel"
         )
     return Normalized(model, options.normalize)
+
+
+def check_size(options: ModelOptions, state: Mapping[str, Tensor], *, num_classes: int, shape: Sequence[int]) -> None:
+    """Refuse weights that do not fit a network of this library, before its memory is allocated.
+
+    Networks by import path or of timm are not looked at: their factories may need real tensors.
+    """
+    if options.name not in MODELS.names():
+        return
+    empty = build_model(options, num_classes=num_classes, shape=shape, seed=0, device="meta")
+    for name, tensor in empty.state_dict().items():
+        if name not in state or state[name].shape != tensor.shape:
+            raise GeneralistError(f"the weights do not fit this architecture: {name!r} is missing or of another size")
 
 
 def check_model(model: nn.Module, shape: Sequence[int], num_classes: int, device: torch.device | str) -> None:
@@ -85,13 +107,13 @@ def check_model(model: nn.Module, shape: Sequence[int], num_classes: int, device
     _check_logits(logits, num_classes)
 
 
-def _construct(factory: ModelFactory, arguments: dict[str, Any], seed: int) -> nn.Module:
+def _construct(factory: ModelFactory, arguments: dict[str, Any], seed: int, device: str) -> nn.Module:
     """Call the factory with weights that depend on the seed alone.
 
     The initialisers of torch, timm and users draw from torch's generator: this is the one place that seeds it. On the
     CPU, so that the device does not matter, and the caller's generator is as it was afterwards.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed)
         return factory(**arguments)
 

@@ -3,6 +3,7 @@
 from generalist.objectives import at, at_half, nt, trades  # noqa: F401  (importing registers them)
 from generalist.objectives.base import (
     OBJECTIVES,
+    Inputs,
     LearnerView,
     Objective,
     ObjectiveChoice,
@@ -10,4 +11,4 @@ from generalist.objectives.base import (
     Progress,
 )
 
-__all__ = ["OBJECTIVES", "LearnerView", "Objective", "ObjectiveChoice", "ObjectiveOptions", "Progress"]
+__all__ = ["OBJECTIVES", "Inputs", "LearnerView", "Objective", "ObjectiveChoice", "ObjectiveOptions", "Progress"]

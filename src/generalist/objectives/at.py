@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Metrics, Objective, Progress
-from generalist.objectives.nt import accuracy
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, Progress, accuracy
 
 
 @OBJECTIVES.register("at")
@@ -16,6 +15,9 @@ class AdversarialTraining(Objective):
     Costs steps + 1 forward and backward passes.
     """
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
-        logits = self.learner.forward(self.learner.adversarial(batch, progress))
-        return self.learner.cross_entropy(logits, batch.y), accuracy(logits, batch.y)
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress)})
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        logits = self.learner.forward(inputs.made["adversarial"])
+        return self.learner.cross_entropy(logits, inputs.batch.y), accuracy(logits, inputs.batch.y)

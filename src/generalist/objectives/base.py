@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 from torch import Tensor, nn
 
-from generalist.attacks.pgd import AttackOptions, pgd
-from generalist.attacks.threats import Threat, widen
+from generalist.attacks.pgd import AttackOptions, BatchLoss, pgd
+from generalist.attacks.threats import Threat, ThreatOptions, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
@@ -76,22 +76,43 @@ class LearnerView:
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, label_smoothing=self.label_smoothing)
 
-    def adversarial(self, batch: Batch, progress: Progress, **changes: Any) -> Tensor:
-        """The batch's images, attacked in the learner's own threat model against its current weights."""
-        assert self.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+    def adversarial(
+        self,
+        batch: Batch,
+        progress: Progress,
+        *,
+        threat: Threat | None = None,
+        options: AttackOptions | None = None,
+        loss: BatchLoss | None = None,
+    ) -> Tensor:
+        """The batch's images, attacked by PGD against the learner's current weights.
+
+        In the learner's own threat model and with its own attack options, unless others are given.
+        """
+        threat = threat or self.threat
+        assert threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
         with computing_in(self.autocast, batch.x.device):
             return pgd(
                 self.model,
                 batch.x,
                 batch.y,
-                threat=self.threat,
-                options=self.attack,
+                threat=threat,
+                options=options or self.attack,
                 seed=self.seed,
-                purpose=f"attack/{self.name}",
+                purpose=f"attack/{self.name}/{threat}",  # two threats of one learner start at different points
                 index=batch.index,
                 step=progress.step,
-                **changes,
+                loss=loss,
             )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a loss is taken on: the batch, and what was made of it."""
+
+    batch: Batch
+    made: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors by name, adversarial images among them. No gradient flows into them."""
 
 
 class ObjectiveOptions(Options):
@@ -111,6 +132,9 @@ class Objective:
     variants: ClassVar[tuple[str, ...]] = ("default",)
     """The shapes that a batch can take: one captured graph each; `variant` picks, on the host."""
 
+    capturable: ClassVar[bool] = True
+    """Whether an iteration can be recorded as a CUDA graph: nothing waits for the device, no shape depends on data."""
+
     def __init__(self, options: ObjectiveOptions) -> None:
         self.options = options
         self.learner: LearnerView
@@ -123,30 +147,52 @@ class Objective:
         """Values of the objective's own that change during training; they arrive in `Progress.scalars`."""
         return {}
 
-    def variant(self, step: int) -> str:
+    @classmethod
+    def needs_threat(cls, options: ObjectiveOptions) -> bool:
+        """Whether the learner must have a threat model; a wrapper asks what it wraps."""
+        return cls.adversarial
+
+    @classmethod
+    def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
+        """Threat models of the objective's own, beside the learner's; validation measures them, too."""
+        return []
+
+    def variant(self, step: int, epoch: int) -> str:
         """Which variant iteration `step` runs. Asked once an iteration, on the host."""
         return self.variants[0]
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        """Make the inputs of `loss`: attack the batch, mix it, mask it. Not repeated where weights are perturbed."""
+        return Inputs(batch)
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         """The scalar to minimise, and detached scalars to log."""
         raise TypeError(f"{type(self).__name__} defines neither loss nor gradients")
 
-    def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
-        """One gradient per parameter, in the order of `model.parameters()`, and scalars to log (`loss` among them)."""
-        loss, metrics = self.loss(batch, progress)
+    def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
+        """The gradients of `loss` on inputs that are made already."""
+        loss, metrics = self.loss(inputs, progress)
         parameters = list(self.learner.model.parameters())
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         return filled, {"loss": loss.detach(), **metrics}
 
+    def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
+        """One gradient per parameter, in the order of `model.parameters()`, and scalars to log (`loss` among them)."""
+        return self.gradients_of(self.prepare(batch, progress), progress)
+
     def epoch_start(self, epoch: int) -> None:
-        """Called before the first iteration of an epoch."""
+        """Called before the first iteration of an epoch, but not when a run resumes within one: what is made here
+        and needed later belongs into `state_dict`."""
 
     def epoch_end(self, epoch: int) -> None:
         """Called after the last iteration of an epoch, before validation."""
 
+    def redistributed(self) -> None:
+        """Called when the learner has taken over the global learner's weights."""
+
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep: tensors only."""
+        """What a checkpoint must keep: tensors only, and the live ones, not copies."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -183,5 +229,11 @@ ObjectiveChoice = Annotated[SerializeAsAny[ObjectiveOptions], BeforeValidator(_p
 """A recipe's `objective` field."""
 
 
-def build_objective(options: ObjectiveOptions, *, trust_code: bool = False) -> Objective:
-    return OBJECTIVES.get(options.kind, trust_code=trust_code)(options)
+def build_objective(options: ObjectiveOptions) -> Objective:
+    """The objective of options that were checked, import paths included."""
+    return OBJECTIVES.get(options.kind, trust_code=True)(options)
+
+
+def accuracy(logits: Tensor, y: Tensor) -> Metrics:
+    """The share of the batch that is classified rightly, as a metric."""
+    return {"accuracy": (logits.detach().argmax(1) == y).float().mean()}

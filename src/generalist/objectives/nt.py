@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Metrics, Objective, Progress
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, Progress, accuracy
 
 
 @OBJECTIVES.register("nt")
@@ -14,11 +13,7 @@ class NaturalTraining(Objective):
 
     adversarial = False
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        batch = inputs.batch
         logits = self.learner.forward(batch.x)
         return self.learner.cross_entropy(logits, batch.y), accuracy(logits, batch.y)
-
-
-def accuracy(logits: Tensor, y: Tensor) -> Metrics:
-    """The share of the batch that is classified rightly, as a metric."""
-    return {"accuracy": (logits.detach().argmax(1) == y).float().mean()}

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from generalist.core.options import Number
 from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Metrics, Objective, ObjectiveOptions, Progress
-from generalist.objectives.nt import accuracy
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress, accuracy
 from generalist.tensors.modes import frozen
 
 
@@ -40,12 +39,16 @@ class Trades(Objective):
         super().__init__(options)
         self.beta = options.beta
 
-    def loss(self, batch: Batch, progress: Progress) -> tuple[Tensor, Metrics]:
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         with torch.no_grad(), frozen(self.learner.model, training=self.learner.attack.batchnorm == "train"):
             target = self.learner.forward(batch.x)
-        adversarial = self.learner.adversarial(batch, progress, loss=lambda logits, _: divergence(target, logits))
+        attacked = self.learner.adversarial(batch, progress, loss=lambda logits, _: divergence(target, logits))
+        return Inputs(batch, {"adversarial": attacked})
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        batch = inputs.batch
         natural_logits = self.learner.forward(batch.x)
-        logits = self.learner.forward(adversarial)
+        logits = self.learner.forward(inputs.made["adversarial"])
         natural = self.learner.cross_entropy(natural_logits, batch.y)
         robust = divergence(natural_logits, logits) / len(batch.y)
         metrics = {"natural_loss": natural.detach(), "divergence": robust.detach()}

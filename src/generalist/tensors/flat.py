@@ -125,6 +125,8 @@ class Flat:
                 continue
             if state[name].numel() != 1:
                 raise GeneralistError(f"the weights do not fit this architecture: {name!r} is not one number")
+            if not torch.isfinite(state[name]).all() or not 0 <= float(state[name]) < 2**53:
+                raise GeneralistError(f"the weights are damaged: {name!r} is no count")
             counters[i] = int(state[name])
         return vector, counters
 

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from generalist.core.errors import RunError
 from generalist.core.files import atomic_write
-from generalist.core.run import RunDirectory
+from generalist.core.run import GLOBAL, RunDirectory
 from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
-from generalist.training.validation import GLOBAL
 
 AVERAGE = ".average"
 UPDATES = "updates"
@@ -29,9 +28,14 @@ UPDATES = "updates"
 def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *, half: bool = False) -> None:
     """A safetensors file; `about` travels in its header."""
     if half:
-        state = {name: t.half() if t.is_floating_point() else t for name, t in state.items()}
+        state = {name: t.half() if _fits_half(t) else t for name, t in state.items()}
     data = to_bytes(state, metadata={"generalist": json.dumps(about)})
     atomic_write(path, lambda stream: _write(stream, data))
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    """Integers stay, and so do values (variances, say) that half precision would turn into inf."""
+    return tensor.is_floating_point() and bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
 
 
 def _write(stream: Any, data: bytes) -> None:
@@ -77,6 +81,8 @@ def save_snapshot(
 
 def split_run_name(text: str) -> tuple[RunDirectory, int | None]:
     """`RUN` or `RUN@EPOCH`."""
+    if RunDirectory(Path(text)).exists():  # a path may have an @ of its own
+        return RunDirectory(Path(text)), None
     path, at, epoch = text.rpartition("@")
     if at and path and re.fullmatch(r"\d{1,9}", epoch, re.ASCII):
         return RunDirectory(Path(path)).require(), int(epoch)
@@ -151,4 +157,4 @@ def _fill(average: GlobalLearner | Average, vector: Tensor, counters: Tensor, ab
     average.vector.copy_(vector)
     average.counters.copy_(counters)
     updates = about.get(UPDATES, 0)
-    average.count.fill_(updates if isinstance(updates, int) and updates >= 0 else 0)
+    average.count.fill_(updates if isinstance(updates, int) and 0 <= updates < 2**53 else 0)

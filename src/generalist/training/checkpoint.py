@@ -11,19 +11,32 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Annotated, Any, BinaryIO, Self
 
 import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
 from generalist.core.errors import RunError
-from generalist.core.files import atomic_write, clear_write_errors, sha256, write_text
+from generalist.core.files import atomic_write, clear_write_errors, rename, sha256, write_text
 from generalist.core.options import Options
 from generalist.core.run import RunDirectory
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{9})\.pt")
+
+
+class Best(Options):
+    """The best epoch so far."""
+
+    epoch: int = Field(ge=0)
+    """Counted from 1."""
+
+    score: float
+    """By the recipe's rule."""
+
+    accuracy: dict[str, float]
+    """Of the global learner."""
 
 
 class Values(Options):
@@ -32,14 +45,17 @@ class Values(Options):
     step: int = Field(ge=0)
     """Iterations done."""
 
-    iterations: int = Field(ge=0)
-    """Of these, those of the current epoch."""
+    data: str
+    """Checksum of the training images: a run goes on with the data that it began with."""
 
-    best: dict[str, Any]
-    """The best epoch so far: epoch, score and accuracy; empty before the first validation."""
+    unseen: list[int]
+    """Training images that neither this run nor one that it descends from was trained on."""
 
-    regret: dict[str, list[float]]
-    """Each learner's task losses, one a validation."""
+    best: Best | None
+    """None before the first validation."""
+
+    regret: dict[str, Annotated[list[float], Field(min_length=1)]]
+    """Each learner's clipped task losses, one a validation."""
 
     metrics_bytes: int = Field(ge=0)
     """Length of metrics.jsonl."""
@@ -78,7 +94,7 @@ def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2)
         digest = atomic_write(hidden, write)
         write_text(path.with_suffix(".sha256"), digest + "\n")
         with clear_write_errors(path):
-            hidden.replace(path)
+            rename(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
     for old in _found(run)[keep:]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from generalist.core.errors import DivergedError
+from generalist.core.random import host_seed
 from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Batch, Images, iterate
 from generalist.objectives.base import Progress
@@ -22,7 +23,7 @@ from generalist.training.options import Job
 
 
 class EagerEngine:
-    """Steps the learners. `sums` collects what they report until `take_means`."""
+    """Steps the learners. `sums` collects what they report, as (sum, count), until `take_means`."""
 
     def __init__(self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
         self.job = job
@@ -43,7 +44,6 @@ class EagerEngine:
         ]
         self.variants = tuple(learner.objective.variants[0] for learner in learners)
         self.sums: dict[str, Tensor] = {}
-        self.iterations = 0
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
@@ -63,7 +63,12 @@ class EagerEngine:
         ]
         self.lr.copy_(torch.tensor(rates, dtype=self.dtype))
         self.gammas.copy_(torch.tensor(self.job.gammas_at(position), dtype=torch.float64))
-        self.variants = tuple(learner.objective.variant(step) for learner in self.learners)
+        self.variants = tuple(learner.objective.variant(step, epoch) for learner in self.learners)
+        # Dropout and its like draw from torch's generators: seeded by the step, they need no checkpoint either.
+        generator_seed = host_seed(self.job.train.seed, "generator", step)
+        torch.default_generator.manual_seed(generator_seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(generator_seed)
         self.step.fill_(step)
         self.epoch.fill_(epoch)
         for learner, scalars in zip(self.learners, self.scalars, strict=True):
@@ -82,19 +87,19 @@ class EagerEngine:
             for name, value in metrics.items():
                 key = f"{learner.name}.{name}"
                 if key not in self.sums:
-                    self.sums[key] = torch.zeros((), dtype=torch.float64, device=self.device)
-                self.sums[key].add_(value)
+                    self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
+                self.sums[key].add_(torch.stack([value.double(), torch.ones_like(value, dtype=torch.float64)]))
         self.global_learner.update(self.learners, self.gammas)
-        self.iterations += 1
 
     def take_means(self) -> dict[str, dict[str, float]]:
         """Means of the reported metrics since the last call, by learner."""
         means: dict[str, dict[str, float]] = {learner.name: {} for learner in self.learners}
         for key, total in self.sums.items():
             name, _, metric = key.partition(".")
-            means[name][metric] = total.item() / max(self.iterations, 1)
+            value, count = total.tolist()
+            if count:
+                means[name][metric] = value / count
             total.zero_()
-        self.iterations = 0
         return means
 
     def check_finite(self, *, weights: bool = False) -> None:

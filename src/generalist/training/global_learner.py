@@ -27,11 +27,9 @@ class GlobalLearner:
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
         """theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a; `gammas` is a device vector."""
         decay = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
-        weights = ((1 - decay) * gammas).to(self.vector.dtype)
         sources = [learner.source(self.options.source) for learner in learners]
-        self.vector.mul_(decay.to(self.vector.dtype))
-        for (vector, _), weight in zip(sources, weights, strict=True):
-            self.vector.addcmul_(vector, weight)
+        for (vector, _), share in zip(sources, _lerp_shares((1 - decay) * gammas), strict=True):
+            self.vector.lerp_(vector, share.to(self.vector.dtype))
         if self.options.counters == "truncate":
             mixed = sum((gammas[a] * counters for a, (_, counters) in enumerate(sources)), torch.zeros_like(gammas[0]))
             self.counters.copy_(truncated_mean(self.counters, mixed, decay))
@@ -46,6 +44,15 @@ class GlobalLearner:
 
     def state(self) -> dict[str, Tensor]:
         return {"weights": self.vector, "counters": self.counters, "count": self.count}
+
+
+def _lerp_shares(weights: Tensor) -> Tensor:
+    """Shares b_a such that successive steps theta += b_a (source_a - theta) give (1 - sum w) theta + sum w_a source_a.
+
+    In this form a value on which all agree, such as a constant in a buffer, stays exactly as it is.
+    """
+    left = 1 - (weights.sum() - weights.cumsum(0))  # the later steps give the rest to the later sources
+    return torch.where(left > 1e-12, weights / left.clamp_min(1e-12), torch.zeros_like(weights))
 
 
 @torch.no_grad()

@@ -23,15 +23,16 @@ from generalist.training.options import Job
 WARM_UP = 3  # iterations before recording: cuDNN picks its kernels, torch.compile compiles, caches are filled
 
 
-def why_not_graph(job: Job, images: Images, device: torch.device) -> str | None:
+def why_not_graph(job: Job, images: Images, device: torch.device, learners: Sequence[Learner] = ()) -> str | None:
     """Why this run cannot be recorded; None where it can."""
+    fixed = [learner.options.objective.kind for learner in learners if not learner.objective.capturable]
     if device.type != "cuda":
         return "it needs a CUDA device"
     if not images.resident:
         return "the images are streamed from files"
     if job.train.last_batch == "keep":
         return "train.last_batch is keep, so batches differ in size"
-    return None
+    return f"objective {fixed[0]!r} cannot be recorded" if fixed else None
 
 
 class GraphEngine(EagerEngine):
@@ -58,7 +59,6 @@ class GraphEngine(EagerEngine):
         if self.variants not in self.graphs:
             self.graphs[self.variants] = self._record()
         self.graphs[self.variants].replay()
-        self.iterations += 1
 
     def _whole_iteration(self) -> None:
         images, seed, options = self._source
@@ -67,7 +67,6 @@ class GraphEngine(EagerEngine):
     def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up, record, and put everything that these iterations changed back in place."""
         before = {key: tensor.clone() for key, tensor in self._state().items()}
-        iterations = self.iterations
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -82,7 +81,6 @@ class GraphEngine(EagerEngine):
                 tensor.copy_(before[key])
             else:
                 tensor.zero_()  # a sum that the warm-up began
-        self.iterations = iterations
         return graph
 
     def _state(self) -> dict[str, Tensor]:
@@ -90,4 +88,6 @@ class GraphEngine(EagerEngine):
         state |= {f"global.{name}": tensor for name, tensor in self.global_learner.state().items()}
         for learner in self.learners:
             state |= {f"{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
+            own = learner.objective.state_dict()
+            state |= {f"{learner.name}.objective.{name}": tensor for name, tensor in own.items()}
         return state

@@ -14,8 +14,8 @@ from generalist.data.augment import AugmentOptions, cut_out, draw
 from generalist.data.sets import Batch, Images
 from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
 from generalist.tensors.flat import Flat
+from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
-from generalist.training.optimizers import build_optimizer
 from generalist.training.options import LearnerOptions
 
 
@@ -84,8 +84,17 @@ class Learner:
             return batch
         height, width = batch.x.shape[-2:]
         options = AugmentOptions(crop=0, flip=False, cutout=side)
-        drawn = draw(batch.index, height=height, width=width, epoch=progress.epoch, seed=self.seed + 1, options=options)
-        return replace(batch, x=cut_out(batch.x, drawn, side=side))
+        drawn = draw(
+            batch.index,
+            height=height,
+            width=width,
+            epoch=progress.epoch,
+            seed=self.seed,
+            options=options,
+            purpose=f"augment/{self.name}",
+        )
+        own = {f"own_{name}": value for name, value in drawn.items() if name.startswith("cutout")}
+        return replace(batch, x=cut_out(batch.x, drawn, side=side), augmentation={**batch.augmentation, **own})
 
     def source(self, kind: str) -> tuple[Tensor, Tensor]:
         """What this learner gives to the mix, (vector, counters): its raw weights or its average."""
@@ -101,6 +110,7 @@ class Learner:
             self.optimizer.reset()
             if self.average:
                 self.average.restart(self.flat)
+        self.objective.redistributed()
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint keeps, by name; the live tensors, not copies."""

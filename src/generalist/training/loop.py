@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from generalist._version import __version__
-from generalist.core.errors import InterruptedRunError, RecipeError
+from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import clear_write_errors
-from generalist.core.run import RunDirectory
+from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.data.sets import Images, ImageSet, join
@@ -32,7 +33,7 @@ from generalist.training.learner import Learner
 from generalist.training.measures import Regret
 from generalist.training.options import Job
 from generalist.training.signals import StopRequest, stop_requests
-from generalist.training.validation import GLOBAL, Validation, Validator, validation_indices
+from generalist.training.validation import Validation, Validator, validation_indices
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
 LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
@@ -65,19 +66,21 @@ class Trainer:
         self.stages = stages or {}
         self.listener = listener or Listener()
         images, held, self.train_index = validation_indices(job, splits)
-        self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
-        unseen = held.tolist() if job.validation.split == "held-out" else []
-        self.seen = {"data": splits.train.checksum(), "all_but": unseen}
-        self.validator = Validator(job, images.to(device), held)
         self.train_images, self.extra_index = _with_extra(splits)
         self.train_images = self.train_images.to(device)
+        held_out = images is splits.train
+        self.validator = Validator(job, self.train_images if held_out else images.to(device), held)
+        self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
+        self.data = splits.train.checksum()
+        self.held_out = self.unseen = set(held.tolist()) if held_out else set()
         self.learners = self._build_learners(trust_code=trust_code)
         self.global_learner = GlobalLearner(self.learners, job.mixing)
         self.engine = self._build_engine()
         self.steps_per_epoch = len(self._batches(1))
         self.step = job.train.start_epoch * self.steps_per_epoch
         self.regret = Regret()
-        self.best: dict[str, Any] = {}
+        self.best: checkpoints.Best | None = None
+        self._saved_step = -1
         self.metrics_bytes = 0
 
     # -- building ---------------------------------------------------------------------------------------------------
@@ -99,7 +102,7 @@ class Trainer:
             Learner(
                 options,
                 copy.deepcopy(model),
-                build_objective(options.objective, trust_code=trust_code),
+                build_objective(options.objective),
                 seed=job.train.seed,
                 images=images,
                 index=self.train_index,
@@ -113,7 +116,7 @@ class Trainer:
 
     def _build_engine(self) -> EagerEngine:
         wanted = self.job.train.engine
-        problem = why_not_graph(self.job, self.train_images, self.device)
+        problem = why_not_graph(self.job, self.train_images, self.device, self.learners)
         if wanted == "graph" and problem is not None:
             raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
         if wanted == "auto" and problem is not None and self.device.type == "cuda":
@@ -124,8 +127,9 @@ class Trainer:
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
         gammas = self.job.gammas_at(self.job.train.start_epoch)
-        abouts = start_from(files, self.learners, self.global_learner, gammas)
-        if any(_leaks(about.get("seen"), self.seen) for about in abouts):
+        for about in start_from(files, self.learners, self.global_learner, gammas):
+            self.unseen = self.unseen & _unseen(about, self.data, self.held_out)
+        if self.unseen != self.held_out:
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
 
@@ -150,9 +154,10 @@ class Trainer:
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Train to the last epoch."""
-        with stop_requests() as request:
+    def run(self, request: StopRequest | None = None) -> None:
+        """Train to the last epoch. A caller with several runs to do passes on its own `request` to stop."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with nullcontext(request) if request else stop_requests() as request, torch.random.fork_rng(devices):
             self._saved_at = time.monotonic()
             while self.step < self.job.train.epochs * self.steps_per_epoch:
                 self._epoch(self.step // self.steps_per_epoch + 1, request)
@@ -196,7 +201,8 @@ class Trainer:
         """Stop with a checkpoint where a signal asked for it."""
         if request.received is None:
             return
-        self.checkpoint()
+        if self._saved_step != self.step:
+            self.checkpoint()
         raise InterruptedRunError(
             f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
             request.received,
@@ -220,7 +226,9 @@ class Trainer:
         if record["redistributed"] and redistribution.when == "epoch-end":
             self.global_learner.redistribute(self.learners)
         self._log(record)
-        if last or epoch % train.checkpoint_epochs == 0:
+        # A new best model lies on the disk already: the run must not go back behind it.
+        best = self.best is not None and self.best.epoch == epoch
+        if last or best or epoch % train.checkpoint_epochs == 0:
             self.checkpoint()
 
     # -- what is measured and kept ----------------------------------------------------------------------------------
@@ -241,18 +249,18 @@ class Trainer:
         for name, loss in found.task_loss.items():
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
-        self.regret.add(found.task_loss)
+        self.regret.add(found.clipped_loss)
         score = found.score(self.job.validation)
-        rule = self.job.validation.rule
-        if not self.best or rule == "last" or score > self.best["score"]:
-            self.best = {"epoch": epoch, "score": score, "accuracy": found.accuracy["global"]}
+        if self.best is None or self.job.validation.rule == "last" or score > self.best.score:
+            self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch)
         record = {
             "validation": found.record(),
             "task_loss": found.task_loss,
+            "clipped_loss": found.clipped_loss,
             "regret": self.regret.value(),
             "regret_rounds": self.regret.rounds(),
-            "best_epoch": self.best["epoch"],
+            "best_epoch": self.best.epoch,
         }
         return record | self._warning()
 
@@ -269,7 +277,8 @@ class Trainer:
             "model": self.job.model.model_dump(mode="json"),
             "classes": images.classes,
             "shape": list(images.shape),
-            "seen": self.seen,
+            "data": self.data,
+            "unseen": sorted(self.unseen),
             **self._warning(),
         }
 
@@ -283,7 +292,7 @@ class Trainer:
         save_snapshot(self.directory, epoch, self.learners, self.global_learner, self._about(epoch), half=half)
 
     def _log(self, record: dict[str, Any]) -> None:
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        line = (json.dumps(_without_nan(record), allow_nan=False) + "\n").encode()
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
             stream.write(line)
         self.metrics_bytes += len(line)
@@ -313,14 +322,15 @@ class Trainer:
             tensors |= {f"objective.{learner.name}.{name}": tensor.cpu() for name, tensor in state.items()}
         values = checkpoints.Values(
             step=self.step,
-            iterations=self.engine.iterations,
+            data=self.data,
+            unseen=sorted(self.unseen),
             best=self.best,
             regret=self.regret.history,
             metrics_bytes=self.metrics_bytes,
             warnings=self.warnings,
         )
         checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved_step = time.monotonic(), self.step
 
     def resume(self) -> bool:
         """Continue from the newest whole checkpoint; False where there is none."""
@@ -328,17 +338,28 @@ class Trainer:
         if found is None:
             self._truncate_metrics()
             return False
-        values = checkpoints.Values.parse(found.values)
-        checkpoints.restore(self.live_tensors(), _under("live.", found.tensors))
+        values = self._checked(checkpoints.Values.parse(found.values))
         sums = _under("sums.", found.tensors)
-        self.engine.sums = {name: tensor.to(self.device) for name, tensor in sums.items()}
+        checkpoints.restore(self.live_tensors(), _under("live.", found.tensors))
         for learner in self.learners:
             learner.objective.load_state_dict(_under(f"objective.{learner.name}.", found.tensors))
-        self.step, self.engine.iterations = values.step, values.iterations
-        self.best, self.regret, self.metrics_bytes = values.best, Regret(values.regret), values.metrics_bytes
-        self.warnings = values.warnings
+        for name, total in sums.items():
+            if total.shape != (2,) or name.partition(".")[0] not in {learner.name for learner in self.learners}:
+                raise RunError(f"the checkpoint is damaged: {name!r} is no sum of a learner")
+            self.engine.sums[name] = total.to(self.device, torch.float64)
+        self.step, self.best, self.regret = values.step, values.best, Regret(values.regret)
+        self.metrics_bytes, self.warnings, self.unseen = values.metrics_bytes, values.warnings, set(values.unseen)
         self._truncate_metrics()
         return True
+
+    def _checked(self, values: checkpoints.Values) -> checkpoints.Values:
+        """The values, if they can belong to this run."""
+        if values.data != self.data:
+            raise RunError(f"{self.directory.path} was trained on other images than these; give it its own data back")
+        names = {learner.name for learner in self.learners}
+        if values.step > self.job.train.epochs * self.steps_per_epoch or not values.regret.keys() <= names:
+            raise RunError("the checkpoint is damaged: it does not fit the recipe")
+        return values
 
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
@@ -348,13 +369,19 @@ class Trainer:
             stream.truncate(self.metrics_bytes)
 
 
-def _leaks(source: Any, own: dict[str, Any]) -> bool:
-    """Whether the weights that a run starts from were trained on images that it holds out."""
-    if not isinstance(source, dict) or source.get("data") != own["data"]:
-        return False
-    unseen = source.get("all_but")
-    unseen = unseen if isinstance(unseen, list) else []
-    return not set(own["all_but"]) <= {i for i in unseen if isinstance(i, int)}
+def _unseen(about: dict[str, Any], data: str, held_out: set[int]) -> set[int]:
+    """Which of the held-out images a weights file's ancestors were not trained on; all, if they had other data."""
+    if about.get("data") != data:
+        return held_out
+    unseen = about.get("unseen")
+    return {i for i in unseen if isinstance(i, int)} if isinstance(unseen, list) else set()
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no nan: a measure that could not be taken is null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_extra(splits: Splits) -> tuple[Images, Tensor | None]:

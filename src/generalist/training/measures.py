@@ -30,7 +30,7 @@ def ensemble(learner_logits: Sequence[Tensor], gammas: Sequence[float]) -> Tenso
 
 
 class Regret:
-    """R_T = mean_a sum_t [ l_a(theta_a^t) - min_s l_a(theta_a^s) ], losses clipped to [0, 1].
+    """R_T = mean_a sum_t [ l_a(theta_a^t) - min_s l_a(theta_a^s) ], each image's loss clipped to [0, 1].
 
     One t a validation, on the fixed validation images: a lower estimate of the true regret, because the best of the
     visited weights stands for the best of all.
@@ -41,7 +41,7 @@ class Regret:
 
     def add(self, losses: dict[str, float]) -> None:
         for name, loss in losses.items():
-            self.history.setdefault(name, []).append(min(max(loss, 0.0), 1.0))
+            self.history.setdefault(name, []).append(loss)
 
     def value(self) -> float:
         per_learner = [sum(losses) - len(losses) * min(losses) for losses in self.history.values()]

@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from generalist.core.options import Number, Options
+from generalist.core.options import Decay, Fraction, Options
 from generalist.core.schedule import Schedule
 
-Fraction = Annotated[Number, Field(ge=0, le=1)]
-Decay = Annotated[Number, Field(ge=0, lt=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}

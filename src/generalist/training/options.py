@@ -10,48 +10,19 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import ThreatOptions
-from generalist.core.options import Number, Options, parse_number
-from generalist.core.schedule import Schedule
+from generalist.core.options import Decay, Fraction, Number, Options, Positive
+from generalist.core.schedule import MAX_BREAKPOINTS, Schedule
 from generalist.data.options import DataOptions
 from generalist.models import ModelOptions
 from generalist.objectives import OBJECTIVES, ObjectiveChoice
-from generalist.training.mixing_options import Decay, Fraction, MixingOptions, Name
+from generalist.tensors.optimizers import LEAD, OptimizerOptions
+from generalist.training.mixing_options import MixingOptions, Name
 
-Positive = Annotated[Number, Field(gt=0)]
-
-LEAD: Literal["lead"] = "lead"
 _TAKEN = {"global", "best", "last"}  # what `generalist.load` and the files of a run call the global learner
-
-
-class OptimizerOptions(Options):
-    """How a learner's weights follow its gradients."""
-
-    kind: Literal["sgd", "adam", "adamw"] = "sgd"
-    """`sgd` (with momentum), `adam` or `adamw`. The papers' ablation uses Adam at a learning rate of 1e-4."""
-
-    lr: Annotated[Positive | Literal["lead"], BeforeValidator(parse_number)] = LEAD
-    """Initial learning rate, or `lead`: that of the lead learner (`mixing.lead`). Papers: 0.1 for the natural
-    learner; the published code overwrites that with the adversarial learner's; ours: equal."""
-
-    momentum: Decay = 0.9
-    """SGD's momentum."""
-
-    nesterov: bool = False
-    """Nesterov's form of SGD's momentum."""
-
-    betas: list[Decay] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
-    """Adam's decay rates of the first and second moment."""
-
-    adam_eps: Positive = 1e-8
-    """Added to Adam's denominator."""
-
-    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
-    """L2 penalty on every parameter (decoupled for adamw). Papers: 5e-4 for natural learners; 3.5e-3 (ResNet-18)
-    or 7e-4 (WRN-32-10) for adversarial ones."""
 
 
 class AveragingOptions(Options):
@@ -111,10 +82,15 @@ class LearnerOptions(Options):
             )
         return value
 
+    def threats(self) -> list[ThreatOptions]:
+        """Every threat model that it trains against."""
+        own = [self.threat] if self.threat else []
+        return own + OBJECTIVES.get(self.objective.kind, trust_code=True).threats(self.objective)
+
     @model_validator(mode="after")
     def _needs_threat(self) -> Self:
         kind = self.objective.kind
-        adversarial = OBJECTIVES.get(kind, trust_code=True).adversarial  # the field's own check was stricter
+        adversarial = OBJECTIVES.get(kind, trust_code=True).needs_threat(self.objective)  # checked by the field
         if adversarial and self.threat is None:
             raise ValueError(f"objective {kind!r} needs a threat; add `threat: {{norm: linf, eps: 8/255}}`")
         if not adversarial and self.threat is not None:
@@ -151,7 +127,8 @@ class TrainOptions(Options):
     """Everything random is a function of this."""
 
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32."""
+    """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32. Under PyTorch's own
+    defaults, which stay as they are, a GPU's fp32 convolutions may round their inputs to TF32."""
 
     engine: Literal["auto", "eager", "graph"] = "auto"
     """`eager` runs everywhere; `graph` records an iteration as a CUDA graph and replays it. `auto`: graph where it can
@@ -203,8 +180,8 @@ class ValidationOptions(Options):
     steps: int = Field(default=20, ge=1, le=100_000)
     """Steps of that PGD. The published code ignores the asked number and always runs 10."""
 
-    step: Positive | None = None
-    """Its step size for linf threats; default: eps/4 in every norm."""
+    step: dict[Literal["linf", "l2", "l1"], Positive] = Field(default_factory=dict)
+    """Its step size by norm, e.g. `{linf: 2/255}`; default: the threat's own, eps/4 in linf and l2."""
 
     rule: Literal["sum", "natural", "robust", "last"] = "sum"
     """The best epoch has the highest natural + mean PGD accuracy of the global learner (`sum`), or of one of the two,
@@ -273,7 +250,7 @@ class Job(Options):
             self._check_shares(names, lead)
         if mixing.source == "averaged" and any(learner.averaging is None for learner in self.learners):
             raise ValueError("mixing.source: `averaged` needs `averaging` in every learner; add it or mix `raw`")
-        self._check_simplex(names)
+        self._check_simplex(names, lead)
 
     def _check_shares(self, names: list[str], lead: int) -> None:
         shares = self.mixing.shares
@@ -282,9 +259,9 @@ class Job(Options):
         if abs(sum(shares.values()) - 1) > 1e-6:
             raise ValueError(f"mixing.shares add up to {sum(shares.values()):g}; make it 1")
 
-    def _check_simplex(self, names: list[str]) -> None:
+    def _check_simplex(self, names: list[str], lead: int) -> None:
         """Piecewise-linear sums are extreme at breakpoints, so these decide (both sides of a jump)."""
-        schedules = {names[0]: self.mixing.gamma} if self.mixing.gammas is None else self.mixing.gammas
+        schedules = {names[lead]: self.mixing.gamma} if self.mixing.gammas is None else self.mixing.gammas
         field = "mixing.gamma" if self.mixing.gammas is None else "mixing.gammas"
         if self.mixing.gammas is not None and (missing := sorted(set(names) - set(schedules))):
             raise ValueError(f"mixing.gammas: learner {missing[0]!r} has no schedule; give one to every learner")
@@ -297,6 +274,11 @@ class Job(Options):
             return
         epochs = self.train.epochs
         points = {0.0, float(epochs)}.union(*(schedule.breakpoints(epochs) for schedule in schedules.values()))
+        if len(points) > MAX_BREAKPOINTS:
+            raise ValueError(
+                f"mixing.gammas: at most {MAX_BREAKPOINTS} different breakpoints in all, not {len(points)}; "
+                "give the learners the same ones"
+            )
         for point in sorted(points | {p - 1e-9 for p in points if p > 0}):
             total = sum(schedule.at(point, epochs) for schedule in schedules.values())
             if abs(total - 1) > 1e-6:
@@ -321,8 +303,9 @@ class Job(Options):
     def threats(self) -> list[ThreatOptions]:
         """The threat models that validation measures: those asked for, or the learners' own, each once."""
         if self.validation.threats is not None:
-            return self.validation.threats
-        return list(dict.fromkeys(learner.threat for learner in self.learners if learner.threat))
+            return list(dict.fromkeys(self.validation.threats))
+        own = [threat for learner in self.learners for threat in learner.threats()]
+        return list(dict.fromkeys(own))
 
     def learning_rate(self, learner: LearnerOptions) -> float:
         """A learner's initial learning rate, where `lead` means the lead learner's."""

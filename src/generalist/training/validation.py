@@ -15,6 +15,7 @@ from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import AttackOptions, pgd
 from generalist.attacks.threats import Threat, ThreatOptions
 from generalist.core.errors import DataError
+from generalist.core.run import GLOBAL
 from generalist.data.options import Splits
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import hold_out, subset
@@ -25,8 +26,6 @@ from generalist.training.learner import Learner
 from generalist.training.measures import drift, ensemble, mixing_gap
 from generalist.training.options import Job, ValidationOptions
 
-GLOBAL = "global"
-
 
 @dataclass
 class Validation:
@@ -35,6 +34,8 @@ class Validation:
     accuracy: dict[str, dict[str, float]]
     task_loss: dict[str, float]
     """Each learner's own task, on these images."""
+    clipped_loss: dict[str, float]
+    """The same with every image's loss clipped to [0, 1]: what regret is made of."""
     ensemble: float
     drift: float
     gap: float
@@ -68,7 +69,7 @@ def validation_indices(job: Job, splits: Splits) -> tuple[Images, Tensor, Tensor
 
 def validation_attack(options: ValidationOptions, threat: ThreatOptions) -> AttackOptions:
     """PGD as validation runs it."""
-    return AttackOptions(steps=options.steps, step=options.step if threat.norm == "linf" else None)
+    return AttackOptions(steps=options.steps, step=options.step.get(threat.norm))
 
 
 @dataclass
@@ -77,6 +78,7 @@ class _Tally:
 
     correct: dict[str, int] = field(default_factory=dict)
     loss: float = 0.0
+    clipped: float = 0.0
 
     def add(self, name: str, correct: Tensor) -> None:
         self.correct[name] = self.correct.get(name, 0) + int(correct.sum().item())
@@ -117,6 +119,7 @@ class Validator:
                 for name, tally in tallies.items()
             },
             task_loss={learner.name: tallies[learner.name].loss / self.count for learner in learners},
+            clipped_loss={learner.name: tallies[learner.name].clipped / self.count for learner in learners},
             ensemble=ensemble_correct / self.count,
             drift=drift([learner.flat.parameters for learner in learners], global_learner.vector[:size], gammas),
             gap=gap / self.count,
@@ -139,7 +142,9 @@ class Validator:
                 task_logits = logits
         if own is not None and own.threat is not None and own.threat not in [threat for threat, _ in self.threats]:
             task_logits = self._attacked(flat, batch, own.threat, own.options.attack)
-        tally.loss += F.cross_entropy(task_logits, batch.y, reduction="sum").item()
+        losses = F.cross_entropy(task_logits, batch.y, reduction="none")
+        tally.loss += losses.sum().item()
+        tally.clipped += losses.clamp(0, 1).sum().item()
         return natural
 
     def _attacked(self, flat: Flat, batch: Batch, threat: Threat, options: AttackOptions) -> Tensor:

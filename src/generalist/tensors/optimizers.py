@@ -6,22 +6,55 @@ plain tensors and a captured iteration can be replayed with a new learning rate.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from generalist.training.options import OptimizerOptions
+from generalist.core.options import Decay, Number, Options, Positive, parse_number
+
+LEAD: Literal["lead"] = "lead"
 
 
-class Optimizer:
+class OptimizerOptions(Options):
+    """How a learner's weights follow its gradients."""
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    """`sgd` (with momentum), `adam` or `adamw`. The papers' ablation uses Adam at a learning rate of 1e-4."""
+
+    lr: Annotated[Positive | Literal["lead"], BeforeValidator(parse_number)] = LEAD
+    """Initial learning rate, or `lead`: that of the lead learner (`mixing.lead`). Papers: 0.1 for the natural
+    learner; the published code overwrites that with the adversarial learner's; ours: equal."""
+
+    momentum: Decay = 0.9
+    """SGD's momentum."""
+
+    nesterov: bool = False
+    """Nesterov's form of SGD's momentum."""
+
+    betas: list[Decay] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    """Adam's decay rates of the first and second moment."""
+
+    adam_eps: Positive = 1e-8
+    """Added to Adam's denominator."""
+
+    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    """L2 penalty on every parameter (decoupled for adamw). Papers: 5e-4 for natural learners; 3.5e-3 (ResNet-18)
+    or 7e-4 (WRN-32-10) for adversarial ones."""
+
+
+class Optimizer(ABC):
     """Holds `state`: named tensors, all zero at the start and after a reset."""
 
     def __init__(self, options: OptimizerOptions, state: dict[str, Tensor]) -> None:
         self.options = options
         self.state = state
 
+    @abstractmethod
     def step(self, weights: Tensor, gradient: Tensor, lr: Tensor) -> None:
         """Update `weights` in place. `gradient` may be overwritten."""
-        raise TypeError("use SGD or Adam")
 
     def reset(self) -> None:
         for tensor in self.state.values():

@@ -1,0 +1,52 @@
+"""Anybody's model as evaluation takes it: checked against the images, and fed in its own precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from generalist.data.sets import Images, ImageSet
+from generalist.models import check_model
+
+
+def check_classifier(model: nn.Module, images: Images, device: torch.device | str) -> None:
+    """Refuse a model that does not give these images finite logits, one for each class.
+
+    Where the classes were inferred from the labels, the model may know further ones, which these images do not show.
+    """
+    if isinstance(images, ImageSet) and not images.named:
+        classes = max(2, len(images.classes))
+        check_model(_FirstOutputs(model, classes), images.shape, classes, device)
+    else:
+        check_model(model, images.shape, len(images.classes), device)
+
+
+class _FirstOutputs(nn.Module):
+    """The logits of the first `count` classes; any other output is passed on for the check to refuse."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__()
+        self.model, self.count = model, count
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.model(x)
+        return logits[:, : self.count] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
+
+
+class AnyPrecision(nn.Module):
+    """A model of float64 or half precision that takes float32 images.
+
+    Attacks keep to their ball in the images' own precision and the model alone rounds: in bfloat16, an image and its
+    perturbation can add up to a point outside the ball.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x.to(self.dtype))
+        return logits

@@ -1,0 +1,238 @@
+"""From a recipe to its runs on disk: one run, or one for each stage, in order.
+
+Every run is built (data, networks, weights to start from) before anything is written, so that a mistake leaves nothing
+behind. What is written first says what the directory is: environment.json, recipe.yaml, then checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generalist.core.errors import InterruptedRunError, RecipeError, RunError
+from generalist.core.files import write_json, write_text
+from generalist.core.run import RunDirectory, next_free
+from generalist.data.options import Splits, load_splits
+from generalist.recipe import FRESH, Recipe, StageOptions, parse_yaml, stage_recipe, to_yaml
+from generalist.training.artefacts import artefact_file, branch_files
+from generalist.training.environment import describe, switches
+from generalist.training.loop import Listener, Trainer
+from generalist.training.signals import StopRequest, stop_requests
+
+
+def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> RunDirectory:
+    """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
+    if out is None:
+        if resume:
+            raise RunError("nothing to resume: name the run with --out RUN (or `generalist train RUN --resume`)")
+        # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
+        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-")
+        return RunDirectory(next_free(Path("runs"), folder or "run"))
+    run = RunDirectory(Path(out))
+    if resume:
+        _check_same_recipe(recipe, run.require())
+    else:
+        _check_free(run)
+    return run
+
+
+def _check_free(run: RunDirectory) -> None:
+    if run.path.exists() and (not run.path.is_dir() or any(p.name != ".lock" for p in run.path.iterdir())):
+        raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
+
+
+def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
+    """A resumed run follows its own recipe to the letter."""
+    before = parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
+    now = parse_yaml(to_yaml(recipe), "recipe")
+    changed = [name for name in now if name != "name" and now[name] != before.get(name)]
+    if changed:
+        raise RecipeError(
+            changed[0], f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from instead)"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training run: a recipe's only one, or one of its stages."""
+
+    recipe: Recipe
+    directory: RunDirectory
+    source: str | dict[str, str] | None = None
+    """`RUN[@EPOCH]` that its weights come from, or one `RUN[@EPOCH][#SUBJECT]` a learner; None: fresh ones."""
+    stages: dict[str, RunDirectory] = field(default_factory=dict)
+    """The stages before this one, by name."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a source is an earlier stage, which has yet to run."""
+        sources = self.source.values() if isinstance(self.source, dict) else [self.source or ""]
+        return any(self._stage_of(text) is not None for text in sources)
+
+    def source_files(self) -> dict[str, Path]:
+        """The weights file of each subject that does not start fresh."""
+        if isinstance(self.source, dict):
+            return {name: artefact_file(self._where(text), name) for name, text in self.source.items()}
+        return branch_files(self._where(self.source or ""), [learner.name for learner in self.recipe.learners])
+
+    def _stage_of(self, text: str) -> str | None:
+        """The stage that `STAGE[@EPOCH][#SUBJECT]` names, if it names one."""
+        name = re.split("[@#]", text, maxsplit=1)[0]
+        return name if name in self.stages else None
+
+    def _where(self, text: str) -> str:
+        stage = self._stage_of(text)
+        return str(self.stages[stage].path) + text[len(stage) :] if stage is not None else text
+
+
+def plan_runs(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[Plan]:
+    """The recipe's runs, in order; `start` is where the first one's weights come from."""
+    if not recipe.stages:
+        return [Plan(recipe, run, start)]
+    first = recipe.stages[0]
+    if start is not None and first.start != FRESH:
+        raise RecipeError(f"stages.{first.name}.start", "says where the weights come from; leave --from out")
+    plans: list[Plan] = []
+    earlier: dict[str, RunDirectory] = {}
+    for i, stage in enumerate(recipe.stages):
+        own = stage_recipe(recipe, stage, trust_code=trust_code)
+        _check_learners(stage, own)
+        directory = run if i == len(recipe.stages) - 1 else run.stage(stage.name)
+        fresh = start if i == 0 else None
+        plans.append(Plan(own, directory, fresh if stage.start == FRESH else stage.start, dict(earlier)))
+        earlier[stage.name] = directory
+    return plans
+
+
+def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
+    names = [learner.name for learner in recipe.learners]
+    for name in stage.start if isinstance(stage.start, dict) else ():
+        if name not in names:
+            known = ", ".join(names)
+            raise RecipeError(
+                f"stages.{stage.name}.start.{name}", f"there is no such learner; the learners are {known}"
+            )
+
+
+@dataclass(frozen=True)
+class _Built:
+    splits: Splits
+    trainer: Trainer
+
+
+def train_runs(
+    whole: Recipe,
+    run: RunDirectory,
+    *,
+    start: str | None,
+    resume: bool,
+    device: torch.device,
+    data: Any,
+    trust_code: bool,
+    listener: Listener,
+) -> None:
+    """Check everything, then train each run of the recipe, under one lock and one answer to signals."""
+    start = start or (_recorded_source(whole, run) if resume else None)
+    plans = plan_runs(whole, run, start=start, trust_code=trust_code)
+
+    def build(plan: Plan) -> _Built:
+        return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener)
+
+    built: list[_Built | None] = [build(plans[0])]
+    for plan in plans[1:]:
+        build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
+    with run.lock(), stop_requests() as request:
+        if not resume:
+            _check_free(run)  # again, now that nobody else can come in between
+        for i, plan in enumerate(plans):
+            stage = built.pop() if built else build(plan)
+            assert stage is not None
+            _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request)
+            if request.received is not None and i + 1 < len(plans):
+                raise InterruptedRunError(
+                    f"stopped after stage {whole.stages[i].name!r}; go on with --resume", request.received
+                )
+
+
+def _build(plan: Plan, *, device: torch.device, data: Any, trust_code: bool, listener: Listener) -> _Built:
+    """Read the data and make the learners; nothing is written."""
+    recipe = plan.recipe
+    splits = load_splits(recipe.data, trust_code=trust_code, arrays=data)
+    if splits.train.resident:
+        recipe.data.augmentation.check_fits(*splits.train.shape[1:])
+    with switches(recipe.train, device):
+        trainer = Trainer(
+            recipe,
+            plan.directory,
+            splits,
+            device=device,
+            trust_code=trust_code,
+            listener=listener,
+            stages=plan.stages,
+        )
+        started = plan.directory.checkpoints.is_dir()  # whoever has a checkpoint needs its source no more
+        if plan.source is not None and not plan.waits and not started:
+            trainer.start_from(plan.source_files())
+    return _Built(splits, trainer)
+
+
+def _train_stage(
+    whole: Recipe,
+    run: RunDirectory,
+    plan: Plan,
+    built: _Built,
+    *,
+    resume: bool,
+    device: torch.device,
+    request: StopRequest,
+) -> None:
+    recipe, directory, trainer = plan.recipe, plan.directory, built.trainer
+    with switches(recipe.train, device):
+        resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
+        _record_environment(directory, describe(built.splits, device, recipe.train.seed), plan.source)
+        if directory != run:
+            write_text(directory.recipe, to_yaml(recipe))
+        # The whole recipe from the first stage on: --resume compares with it and needs every stage.
+        write_text(run.recipe, to_yaml(whole))
+        if resumed:
+            trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
+        elif plan.source is not None:
+            if plan.waits:
+                trainer.start_from(plan.source_files())
+            trainer.checkpoint()  # from here on, whoever resumes needs the source no more
+        trainer.run(request)
+
+
+def _record_environment(run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None) -> None:
+    """What the run began on, where its weights came from, and each environment in which it was resumed."""
+    before = _read_environment(run)
+    if before is None:
+        write_json(run.environment, {**now, "from": source})
+    else:
+        write_json(run.environment, {**before, "resumed": [*before.get("resumed", []), now]})
+
+
+def _read_environment(run: RunDirectory) -> dict[str, Any] | None:
+    if not run.environment.is_file():
+        return None
+    try:
+        environment = json.loads(run.environment.read_text())
+    except ValueError as error:
+        raise RunError(f"{run.environment} is damaged: {error}") from error
+    if not isinstance(environment, dict) or not isinstance(environment.get("resumed", []), list):
+        raise RunError(f"{run.environment} is damaged")
+    return environment
+
+
+def _recorded_source(whole: Recipe, run: RunDirectory) -> str | None:
+    """Where a run that is resumed was branched from: needed where it was killed before its first checkpoint."""
+    first = run.stage(whole.stages[0].name) if len(whole.stages) > 1 else run
+    environment = _read_environment(first) or {}
+    source = environment.get("from")
+    fresh = not whole.stages or whole.stages[0].start == FRESH
+    return source if isinstance(source, str) and fresh else None

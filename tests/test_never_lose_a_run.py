@@ -1,0 +1,255 @@
+"""What could go wrong around a run: other data, other processes, hostile values, randomness that is not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from training_helpers import NATURAL, ROBUST, make_trainer, tiny_images, tiny_recipe, tiny_splits, train
+
+from generalist import api
+from generalist.core.errors import InterruptedRunError, RunError
+from generalist.core.files import sha256
+from generalist.core.run import RunDirectory
+from generalist.data.options import Splits
+from generalist.models.registry import MODELS
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, Progress
+from generalist.recipe import Recipe, to_yaml
+from generalist.training import checkpoint as checkpoints
+from generalist.training.artefacts import branch_files, load_weights, save_weights
+from generalist.training.global_learner import _lerp_shares
+from generalist.training.loop import Listener
+
+IMAGES, LABELS = tiny_images().images.numpy(), tiny_images().labels.numpy()
+
+
+def quick(**changes: Any) -> Recipe:
+    return tiny_recipe(**changes)
+
+
+def api_train(recipe: Recipe, out: Path, **options: Any) -> RunDirectory:
+    data = options.pop("data", {"train": (IMAGES, LABELS)})
+    return api.train(recipe, out=out, data=data, device="cpu", **options)
+
+
+def stop_at(step: int) -> Listener:
+    def stop(done: int, total: int) -> None:
+        if done == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return Listener(iteration=stop)
+
+
+def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InterruptedRunError):
+        api_train(quick(), out, listener=stop_at(4))
+    before = (out / "environment.json").read_bytes()
+    other = {"train": (255 - IMAGES, LABELS)}
+    with pytest.raises(RunError, match="other images"):
+        api_train(quick(), out, resume=True, data=other)
+    assert (out / "environment.json").read_bytes() == before
+    first = json.loads(before)["data"]
+    api_train(quick(), out, resume=True)
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["data"] == first
+    assert len(environment["resumed"]) == 1
+
+
+def test_a_run_that_appears_meanwhile_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    foreign = api_train(quick(train={"seed": 9}), tmp_path / "foreign")
+
+    def lock_late(self: RunDirectory, original: Any = RunDirectory.lock) -> Any:
+        if not out.exists():
+            foreign.path.rename(out)
+        return original(self)
+
+    monkeypatch.setattr(RunDirectory, "lock", lock_late)
+    with pytest.raises(RunError, match="exists already"):
+        api_train(quick(), out)
+    assert "seed: 9" in (out / "recipe.yaml").read_text()
+
+
+class DropoutNet(nn.Module):
+    """Draws from torch's own generator in every training step."""
+
+    def __init__(self, *, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16 * in_channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+        return logits
+
+
+def test_dropout_is_a_function_of_seed_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS._things, "dropout", DropoutNet)
+    recipe = quick(model={"name": "dropout"})
+    state = torch.get_rng_state()
+    first = train(recipe, tmp_path / "first")
+    assert torch.equal(torch.get_rng_state(), state), "the caller's generator is given back"
+    torch.manual_seed(12345)
+    stopped = make_trainer(recipe, tmp_path / "second", listener=stop_at(5))
+    with pytest.raises(InterruptedRunError):
+        stopped.run()
+    torch.rand(7)
+    second = make_trainer(recipe, tmp_path / "second")
+    assert second.resume()
+    second.run()
+    assert torch.equal(first.global_learner.vector, second.global_learner.vector)
+    other = train(quick(model={"name": "dropout"}, train={"seed": 4}), tmp_path / "other")
+    assert not torch.equal(first.learners[1].flat.vector, other.learners[1].flat.vector)
+
+
+class Unmeasured(Objective):
+    """Reports a metric that cannot be measured."""
+
+    adversarial = False
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        loss = self.learner.cross_entropy(self.learner.forward(inputs.batch.x), inputs.batch.y)
+        return loss, {"empty": torch.tensor(float("nan"))}
+
+
+def test_a_metric_that_is_nan_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OBJECTIVES._things, "unmeasured", Unmeasured)
+    trainer = train(quick(learners=[{**NATURAL, "objective": "unmeasured"}]), tmp_path)
+    records = trainer.directory.read_metrics()
+    assert [record["train"]["natural"]["empty"] for record in records] == [None] * 4
+
+
+def test_a_new_best_model_has_a_checkpoint(tmp_path: Path) -> None:
+    trainer = train(quick(train={"checkpoint_epochs": 100, "epochs": 4}, validation={"every": 1}), tmp_path)
+    found = checkpoints.load_newest(trainer.directory, warn=print)
+    assert found is not None
+    best = found.values["best"]["epoch"]
+    assert load_weights(trainer.directory.model)[1]["epoch"] == best
+    # Nothing but new bests and the last epoch asked for checkpoints; both are kept.
+    steps = sorted(int(p.stem.split("-")[1]) for p in trainer.directory.checkpoints.glob("*.pt"))
+    assert steps[-1] == 12 and len(steps) <= 2
+
+
+def test_a_leak_is_remembered_by_grandchildren(tmp_path: Path) -> None:
+    names = ["robust", "natural"]
+    runs = {}
+    for child, parent, seed in (("a", None, 3), ("b", "a", 4), ("c", "b", 4)):
+        trainer = make_trainer(quick(train={"seed": seed}), tmp_path / child)
+        trainer.directory.recipe.write_text(to_yaml(quick()))
+        if parent:
+            trainer.start_from(branch_files(str(tmp_path / parent), names))
+        trainer.run()
+        runs[child] = trainer
+    assert runs["a"].warnings == []
+    assert runs["b"].warnings and runs["c"].warnings, "c holds out what a was trained on"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"best": {"x": 1}},
+        {"regret": {"ghost": [0.5]}},
+        {"regret": {"robust": []}},
+        {"step": 10**6},
+        {"step": -1},
+        {"metrics_bytes": -5},
+        {"warnings": "text"},
+        {"unseen": ["x"]},
+        {"data": 3},
+    ],
+    ids=lambda change: str(next(iter(change.items()))),
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    trainer = train(quick(), tmp_path)
+    path = sorted(trainer.directory.checkpoints.glob("*.pt"))[-1]
+    content = torch.load(path, weights_only=True)
+    content["values"] = json.dumps({**json.loads(content["values"]), **change})
+    _rewrite(path, content)
+    with pytest.raises(RunError):
+        make_trainer(quick(), tmp_path).resume()
+
+
+@pytest.mark.parametrize(("name", "value"), [("nobody.loss", torch.zeros(2)), ("robust.loss", torch.zeros(3))])
+def test_sums_that_cannot_be_are_refused(tmp_path: Path, name: str, value: Tensor) -> None:
+    trainer = train(quick(), tmp_path)
+    path = sorted(trainer.directory.checkpoints.glob("*.pt"))[-1]
+    content = torch.load(path, weights_only=True)
+    content["tensors"][f"sums.{name}"] = value
+    _rewrite(path, content)
+    with pytest.raises(RunError, match="no sum"):
+        make_trainer(quick(), tmp_path).resume()
+
+
+def _rewrite(path: Path, content: dict[str, Any]) -> None:
+    torch.save(content, path)
+    path.with_suffix(".sha256").write_text(sha256(path))
+
+
+def test_a_branch_that_lost_its_first_checkpoint_resumes_from_its_source(tmp_path: Path) -> None:
+    source = api_train(quick(), tmp_path / "source")
+    whole = api_train(quick(), tmp_path / "whole", start=str(source.path))
+    assert json.loads(whole.environment.read_text())["from"] == str(source.path)
+    with pytest.raises(InterruptedRunError):
+        api_train(quick(), tmp_path / "broken", start=str(source.path), listener=stop_at(2))
+    for path in (tmp_path / "broken" / "checkpoints").iterdir():
+        path.unlink()
+    (tmp_path / "broken" / "checkpoints").rmdir()  # as if the disk had been full when the first one was written
+    broken = api_train(quick(), tmp_path / "broken", resume=True)
+    assert sha256(broken.last) == sha256(whole.last)
+
+
+def test_a_signal_at_the_end_of_a_stage_stops_before_the_next(tmp_path: Path) -> None:
+    stages = [{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two"}]
+    recipe = tiny_recipe([NATURAL], stages=stages)
+    with pytest.raises(InterruptedRunError, match="'one'"):
+        api_train(recipe, tmp_path / "run", listener=stop_at(3))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    resumed = api_train(recipe, tmp_path / "run", resume=True)
+    assert sha256(resumed.last) == sha256(api_train(recipe, tmp_path / "whole").last)
+
+
+def test_constants_stay_as_they_are_in_the_global_learner(tmp_path: Path) -> None:
+    normalize = {"mean": [0.1234567], "std": [0.7654321]}
+    recipe = quick(model={"name": "tiny", "normalize": normalize}, train={"precision": "fp32", "epochs": 20})
+    trainer = train(recipe, tmp_path)
+    state = trainer.learners[0].flat.state_dict(trainer.global_learner.vector)
+    assert state["mean"].item() == np.float32(0.1234567)
+    assert state["std"].item() == np.float32(0.7654321)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0, 1.0], [1.0, 0.0], [0.2, 0.3, 0.1], [0.0], [0.001, 0.0]])
+def test_lerps_give_the_weighted_sum(weights: list[float]) -> None:
+    start, sources = 0.7, [float(a + 1) for a in range(len(weights))]
+    value = torch.tensor(start, dtype=torch.float64)
+    for share, source in zip(_lerp_shares(torch.tensor(weights, dtype=torch.float64)), sources, strict=True):
+        value = value + share * (source - value)
+    expected = (1 - sum(weights)) * start + sum(w * s for w, s in zip(weights, sources, strict=True))
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+def test_half_precision_keeps_what_it_cannot_hold(tmp_path: Path) -> None:
+    state = {"large": torch.tensor([1e6, 1.0]), "small": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)}
+    save_weights(tmp_path / "w.safetensors", state, {}, half=True)
+    loaded, _ = load_weights(tmp_path / "w.safetensors")
+    assert loaded["large"].dtype == torch.float32 and torch.equal(loaded["large"], state["large"])
+    assert loaded["small"].dtype == torch.float16 and loaded["count"].item() == 3
+
+
+def test_a_run_with_an_at_sign_in_its_name(tmp_path: Path) -> None:
+    run = api_train(quick(learners=[ROBUST, NATURAL]), tmp_path / "x@3")
+    assert "natural" in branch_files(str(run.path), ["natural"])
+    assert branch_files(f"{run.path}@4", ["natural"])["natural"].parent.name == "4"
+
+
+def test_streamed_splits_are_not_copied_to_the_device_twice(tmp_path: Path) -> None:
+    trainer = make_trainer(quick(), tmp_path, splits=Splits(tiny_images(), None))
+    assert trainer.validator.images is trainer.train_images
+    on_test = make_trainer(quick(validation={"split": "test"}), tmp_path / "t", splits=tiny_splits())
+    assert on_test.validator.images is not on_test.train_images
