@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -10,47 +11,46 @@ from generalist.models.layers import conv, global_average, he_init
 from generalist.models.registry import MODELS
 
 
-class BasicBlock(nn.Module):
+class Residual(nn.Module):
+    """A branch and a shortcut around it, added and rectified."""
+
+    def __init__(self, branch: nn.Module, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.branch = branch
+        self.shortcut = _shortcut(in_channels, channels, stride)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
+        return out
+
+
+def basic_block(in_channels: int, channels: int, stride: int) -> Residual:
     """Two 3x3 convolutions."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            conv(in_channels, channels, stride=stride),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            conv(channels, channels),
-            nn.BatchNorm2d(channels),
-        )
-        self.shortcut = _shortcut(in_channels, channels, stride)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
-        return out
+    branch = nn.Sequential(
+        conv(in_channels, channels, stride=stride),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        conv(channels, channels),
+        nn.BatchNorm2d(channels),
+    )
+    return Residual(branch, in_channels, channels, stride)
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions; the stride is on the 3x3, and `inner` channels are between them."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int, inner: int) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(
-            conv(in_channels, inner, kernel=1),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
-            conv(inner, inner, stride=stride),
-            nn.BatchNorm2d(inner),
-            nn.ReLU(),
-            conv(inner, channels, kernel=1),
-            nn.BatchNorm2d(channels),
-        )
-        self.shortcut = _shortcut(in_channels, channels, stride)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu(self.branch(x) + self.shortcut(x))
-        return out
+def bottleneck(in_channels: int, channels: int, stride: int, *, widen: int = 1) -> Residual:
+    """1x1, 3x3 and 1x1 convolutions, the stride on the 3x3; inside, a quarter of the channels times `widen`."""
+    inner = channels // 4 * widen
+    branch = nn.Sequential(
+        conv(in_channels, inner, kernel=1),
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        conv(inner, inner, stride=stride),
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        conv(inner, channels, kernel=1),
+        nn.BatchNorm2d(channels),
+    )
+    return Residual(branch, in_channels, channels, stride)
 
 
 def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
@@ -88,55 +88,49 @@ class ResNet(nn.Module):
         return logits
 
 
-def basic_resnet(stem: nn.Module, blocks: Sequence[int], num_classes: int) -> ResNet:
-    """Stages of `blocks` basic blocks with 64, 128, 256 and 512 channels."""
-    stages, previous = [], 64
-    for stage, count in enumerate(blocks):
-        channels = 64 << stage
-        layers = [BasicBlock(previous, channels, stride=1 if stage == 0 else 2)]
-        layers += [BasicBlock(channels, channels, stride=1) for _ in range(count - 1)]
-        stages.append(nn.Sequential(*layers))
-        previous = channels
-    return ResNet(stem, stages, previous, num_classes)
+Block = Callable[[int, int, int], Residual]
+"""(channels in, channels out, stride) to a block."""
 
 
-def bottleneck_resnet(stem: nn.Module, blocks: Sequence[int], num_classes: int, widen: int = 1) -> ResNet:
-    """Stages of `blocks` bottlenecks with 256 to 2048 channels, a quarter of them inside times `widen`."""
+def resnet(stem: nn.Module, block: Block, blocks: Sequence[int], *, channels: int, num_classes: int) -> ResNet:
+    """Stages of `blocks` blocks; the first has `channels` channels, each further one twice as many."""
     stages, previous = [], 64
     for stage, count in enumerate(blocks):
-        channels, inner = 256 << stage, (64 << stage) * widen
-        layers = [Bottleneck(previous, channels, stride=1 if stage == 0 else 2, inner=inner)]
-        layers += [Bottleneck(channels, channels, stride=1, inner=inner) for _ in range(count - 1)]
+        width = channels << stage
+        layers = [block(previous, width, 1 if stage == 0 else 2)]
+        layers += [block(width, width, 1) for _ in range(count - 1)]
         stages.append(nn.Sequential(*layers))
-        previous = channels
+        previous = width
     return ResNet(stem, stages, previous, num_classes)
 
 
 @MODELS.register("resnet18")
 def resnet18(*, num_classes: int, in_channels: int) -> nn.Module:
-    return basic_resnet(cifar_stem(in_channels), [2, 2, 2, 2], num_classes)
+    return resnet(cifar_stem(in_channels), basic_block, [2, 2, 2, 2], channels=64, num_classes=num_classes)
 
 
 @MODELS.register("resnet34")
 def resnet34(*, num_classes: int, in_channels: int) -> nn.Module:
-    return basic_resnet(cifar_stem(in_channels), [3, 4, 6, 3], num_classes)
+    return resnet(cifar_stem(in_channels), basic_block, [3, 4, 6, 3], channels=64, num_classes=num_classes)
 
 
 @MODELS.register("resnet50")
 def resnet50(*, num_classes: int, in_channels: int) -> nn.Module:
-    return bottleneck_resnet(cifar_stem(in_channels), [3, 4, 6, 3], num_classes)
+    return resnet(cifar_stem(in_channels), bottleneck, [3, 4, 6, 3], channels=256, num_classes=num_classes)
 
 
 @MODELS.register("resnet50-imagenet")
 def resnet50_imagenet(*, num_classes: int, in_channels: int) -> nn.Module:
-    model = bottleneck_resnet(imagenet_stem(in_channels), [3, 4, 6, 3], num_classes)
-    he_init(model)
-    return model
+    return _for_imagenet(bottleneck, num_classes=num_classes, in_channels=in_channels)
 
 
 @MODELS.register("wrn-50-2")
 def wrn_50_2(*, num_classes: int, in_channels: int) -> nn.Module:
     """A ResNet-50 for ImageNet with twice the channels inside its bottlenecks."""
-    model = bottleneck_resnet(imagenet_stem(in_channels), [3, 4, 6, 3], num_classes, widen=2)
+    return _for_imagenet(partial(bottleneck, widen=2), num_classes=num_classes, in_channels=in_channels)
+
+
+def _for_imagenet(block: Block, *, num_classes: int, in_channels: int) -> nn.Module:
+    model = resnet(imagenet_stem(in_channels), block, [3, 4, 6, 3], channels=256, num_classes=num_classes)
     he_init(model)
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import time
@@ -16,20 +15,16 @@ import torch
 from torch import Tensor
 
 from generalist._version import __version__
-from generalist.core.errors import InterruptedRunError, RecipeError, RunError
+from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import clear_write_errors
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
-from generalist.data.sets import Images, ImageSet, join
-from generalist.models import build_model, check_model
-from generalist.objectives.base import build_objective
 from generalist.training import checkpoint as checkpoints
 from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from
-from generalist.training.engine import EagerEngine, diverged
+from generalist.training.build import build_engine, build_learners, with_extra
+from generalist.training.engine import diverged
 from generalist.training.global_learner import GlobalLearner
-from generalist.training.graph import GraphEngine, why_not_graph
-from generalist.training.learner import Learner
 from generalist.training.measures import Regret
 from generalist.training.options import Job
 from generalist.training.signals import StopRequest, stop_requests
@@ -66,63 +61,31 @@ class Trainer:
         self.stages = stages or {}
         self.listener = listener or Listener()
         images, held, self.train_index = validation_indices(job, splits)
-        self.train_images, self.extra_index = _with_extra(splits)
-        self.train_images = self.train_images.to(device)
+        together, self.extra_index = with_extra(splits)
+        self.train_images = together.to(device)
         held_out = images is splits.train
         self.validator = Validator(job, self.train_images if held_out else images.to(device), held)
         self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
         self.data = splits.train.checksum()
         self.held_out = self.unseen = set(held.tolist()) if held_out else set()
-        self.learners = self._build_learners(trust_code=trust_code)
+        self.learners = build_learners(
+            job,
+            self.train_images,
+            self.train_index,
+            device=device,
+            artefact=self._artefact,
+            trust_code=trust_code,
+        )
         self.global_learner = GlobalLearner(self.learners, job.mixing)
-        self.engine = self._build_engine()
+        self.engine = build_engine(
+            job, self.train_images, self.learners, self.global_learner, device=device, say=self.listener.say
+        )
         self.steps_per_epoch = len(self._batches(1))
         self.step = job.train.start_epoch * self.steps_per_epoch
         self.regret = Regret()
         self.best: checkpoints.Best | None = None
         self._saved_step = -1
         self.metrics_bytes = 0
-
-    # -- building ---------------------------------------------------------------------------------------------------
-
-    def _build_learners(self, *, trust_code: bool) -> list[Learner]:
-        job, images = self.job, self.train_images
-        model = build_model(
-            job.model, num_classes=len(images.classes), shape=images.shape, seed=job.train.seed, trust_code=trust_code
-        )
-        dtype = torch.float64 if job.train.precision == "fp64" else torch.float32
-        model = model.to(self.device, dtype)
-        if job.train.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        check_model(model, images.shape, len(images.classes), self.device)
-        for i, options in enumerate(job.learners):
-            if options.cutout >= min(images.shape[1:]):
-                raise RecipeError(f"learners.{i}.cutout", f"{options.cutout} covers a whole image; make it smaller")
-        return [
-            Learner(
-                options,
-                copy.deepcopy(model),
-                build_objective(options.objective),
-                seed=job.train.seed,
-                images=images,
-                index=self.train_index,
-                artefact=self._artefact,
-                autocast=job.train.autocast,
-                counters=job.mixing.counters,
-                compiled=job.train.compile,
-            )
-            for options in job.learners
-        ]
-
-    def _build_engine(self) -> EagerEngine:
-        wanted = self.job.train.engine
-        problem = why_not_graph(self.job, self.train_images, self.device, self.learners)
-        if wanted == "graph" and problem is not None:
-            raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
-        if wanted == "auto" and problem is not None and self.device.type == "cuda":
-            self.listener.say(f"eager engine: {problem}")
-        graph = wanted != "eager" and problem is None
-        return (GraphEngine if graph else EagerEngine)(self.job, self.learners, self.global_learner)
 
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
@@ -382,14 +345,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
-    """The training images with the extra ones behind them, and the indices of those."""
-    if splits.extra is None:
-        return splits.train, None
-    assert isinstance(splits.train, ImageSet), "the recipe's check allows extra images in memory only"
-    return join(splits.train, splits.extra), len(splits.train) + torch.arange(len(splits.extra))
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

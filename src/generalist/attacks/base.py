@@ -1,0 +1,55 @@
+"""What every evaluation attack is: a small object with a name that turns a batch into a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from generalist.attacks.pgd import Classifier
+from generalist.attacks.threats import Threat, widen
+from generalist.core.errors import GeneralistError
+from generalist.data.sets import Batch
+
+SLACK = 1e-6
+"""Relative room for rounding when a perturbation is checked against its ball: float32 keeps about seven digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What an attack found for each sample of a batch."""
+
+    x: Tensor
+    """Images inside ball and box: adversarial where `broken`, the attack's best try elsewhere."""
+
+    broken: Tensor
+    """bool [B]: misclassified, as a forward pass of `x` itself says."""
+
+
+class Attack(Protocol):
+    """An attack with its settings. A sample's result depends on the sample, the seed and the threat alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found: ...
+
+
+@torch.no_grad()
+def verdict(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Found:
+    """Check an attack's images after the fact and see which of them the model gets wrong.
+
+    Where an image has left the ball or the box, or is nan, the original takes its place: no attack earns a success by
+    leaving its threat model.
+    """
+    delta = (x - batch.x).double()
+    inside = threat.norm(delta) <= threat.eps * (1 + SLACK) + SLACK
+    rows = x.flatten(1)
+    inside &= ((rows >= 0) & (rows <= 1)).all(1)  # false for nan, too
+    x = torch.where(inside.reshape(-1, *[1] * (x.dim() - 1)), x, batch.x)
+    logits = widen(model(x))
+    if bool(torch.isnan(logits).any()):
+        raise GeneralistError("the model outputs nan on attacked images; evaluate it in float32, or mend its weights")
+    return Found(x=x, broken=logits.argmax(1) != batch.y)

@@ -1,0 +1,85 @@
+"""From options to the parts of a run: images, learners, the engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from generalist.core.errors import RecipeError
+from generalist.data.options import Splits
+from generalist.data.sets import Images, ImageSet, join
+from generalist.models import build_model, check_model
+from generalist.objectives.base import build_objective
+from generalist.training.engine import EagerEngine
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.graph import GraphEngine, why_not_graph
+from generalist.training.learner import Learner
+from generalist.training.options import Job
+
+
+def with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
+    """The training images with the extra ones behind them, and the indices of those."""
+    if splits.extra is None:
+        return splits.train, None
+    assert isinstance(splits.train, ImageSet), "the recipe's check allows extra images in memory only"
+    return join(splits.train, splits.extra), len(splits.train) + torch.arange(len(splits.extra))
+
+
+def build_learners(
+    job: Job,
+    images: Images,
+    index: Tensor,
+    *,
+    device: torch.device,
+    artefact: Callable[[str], dict[str, Tensor]],
+    trust_code: bool,
+) -> list[Learner]:
+    """All learners, from one and the same fresh network; `index` says which images are trained on."""
+    model = build_model(
+        job.model, num_classes=len(images.classes), shape=images.shape, seed=job.train.seed, trust_code=trust_code
+    )
+    model = model.to(device, torch.float64 if job.train.precision == "fp64" else torch.float32)
+    if job.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    check_model(model, images.shape, len(images.classes), device)
+    for i, options in enumerate(job.learners):
+        if options.cutout >= min(images.shape[1:]):
+            raise RecipeError(f"learners.{i}.cutout", f"{options.cutout} covers a whole image; make it smaller")
+    return [
+        Learner(
+            options,
+            copy.deepcopy(model),
+            build_objective(options.objective),
+            seed=job.train.seed,
+            images=images,
+            index=index,
+            artefact=artefact,
+            autocast=job.train.autocast,
+            counters=job.mixing.counters,
+            compiled=job.train.compile,
+        )
+        for options in job.learners
+    ]
+
+
+def build_engine(
+    job: Job,
+    images: Images,
+    learners: Sequence[Learner],
+    global_learner: GlobalLearner,
+    *,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> EagerEngine:
+    """The engine that the recipe asks for, as far as it can run here."""
+    wanted = job.train.engine
+    problem = why_not_graph(job, images, device, learners)
+    if wanted == "graph" and problem is not None:
+        raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
+    if wanted == "auto" and problem is not None and device.type == "cuda":
+        say(f"eager engine: {problem}")
+    graph = wanted != "eager" and problem is None
+    return (GraphEngine if graph else EagerEngine)(job, learners, global_learner)
