@@ -143,16 +143,16 @@ def train_runs(
     def build(plan: Plan) -> _Built:
         return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener)
 
-    built: list[_Built | None] = [build(plans[0])]
+    ready: _Built | None = build(plans[0])
     for plan in plans[1:]:
         build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
     with run.lock(), stop_requests() as request:
         if not resume:
             _check_free(run)  # again, now that nobody else can come in between
         for i, plan in enumerate(plans):
-            stage = built.pop() if built else build(plan)
-            assert stage is not None
+            stage, ready = ready or build(plan), None
             _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request)
+            del stage  # and its memory, before the next one is built
             if request.received is not None and i + 1 < len(plans):
                 raise InterruptedRunError(
                     f"stopped after stage {whole.stages[i].name!r}; go on with --resume", request.received
