@@ -76,7 +76,7 @@ def pgd(
     size = threat.default_step(options.steps) if options.step is None else options.step
     start = starting_point(threat, options.start, seed=seed, purpose=purpose, index=index, step=step, like=x)
     adversarial = perturb(x, threat.project(start))
-    with _borrowed(model, training=options.batchnorm == "train"):
+    with borrowed(model, training=options.batchnorm == "train"):
         for _ in range(options.steps):
             grad = input_gradient(model, adversarial, y, loss)
             delta = threat.project(adversarial - x + size * threat.steepest(grad))
@@ -88,13 +88,17 @@ def input_gradient(model: Classifier, x: Tensor, y: Tensor, loss: BatchLoss) -> 
     """The gradient of `loss` with respect to the images, whatever the caller's grad mode and autocast."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        value = loss(widen(model(x)), y)
-        if not value.requires_grad:
-            raise GeneralistError(
-                "the loss under attack has no gradient with respect to the images: "
-                "the model must not detach its input, nor run under no_grad or inference_mode"
-            )
-        return torch.autograd.grad(value, x)[0]
+        return gradient_of(loss(widen(model(x)), y), x)
+
+
+def gradient_of(value: Tensor, x: Tensor) -> Tensor:
+    """The gradient of the scalar `value` with respect to the images it was computed from."""
+    if not value.requires_grad:
+        raise GeneralistError(
+            "the loss under attack has no gradient with respect to the images: "
+            "the model must not detach its input, nor run under no_grad or inference_mode"
+        )
+    return torch.autograd.grad(value, x)[0]
 
 
 def starting_point(
@@ -116,7 +120,8 @@ def starting_point(
     return (GAUSSIAN_START * draw).to(like.dtype)
 
 
-def _borrowed(model: Classifier, *, training: bool) -> AbstractContextManager[None]:
+def borrowed(model: Classifier, *, training: bool = False) -> AbstractContextManager[None]:
+    """A module is frozen meanwhile and given back as it was; any other callable is taken as it is."""
     return frozen(model, training=training) if isinstance(model, nn.Module) else nullcontext()
 
 

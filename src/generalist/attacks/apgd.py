@@ -1,0 +1,189 @@
+"""Auto-PGD: projected gradient ascent with momentum that finds its own step size.
+
+Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks"
+(ICML 2020), algorithm 1, for linf and l2; for l1 the search of `apgd_l1`. The loop waits for nothing on the device and
+keeps its shapes: what happens to some samples alone is a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from generalist.attacks import losses
+from generalist.attacks.apgd_l1 import search_l1
+from generalist.attacks.ascent import Ascent, Search, pick
+from generalist.attacks.base import Attack, Found
+from generalist.attacks.losses import SampleLoss
+from generalist.attacks.pgd import Classifier, borrowed
+from generalist.attacks.rounds import check_counts, per_sample, run_rounds, settle
+from generalist.attacks.threats import Threat, perturb, widen
+from generalist.core.errors import GeneralistError
+from generalist.data.sets import Batch
+
+MOMENTUM = 0.75
+"""Weight of the gradient step; the rest goes to the step before it. The first step has none before it."""
+
+FIRST_STEP = 2.0
+"""Length of the first steps, in units of eps."""
+
+RHO = 0.75
+"""The share of steps since the last checkpoint that must raise the loss, lest the step be halved."""
+
+LOSSES: dict[str, SampleLoss] = {"ce": losses.cross_entropy, "dlr": losses.dlr}
+
+
+def checkpoints(steps: int) -> list[int]:
+    """The iterations after which step sizes are looked at: 22, 41, 57, 70, 80, 87, 93, 99 of 100.
+
+    Periods, in hundredths of all steps, begin at 22 and shrink by 3 down to 6; each end is rounded up.
+    """
+    ends, end, period = [], 22, 22
+    while end <= 100:
+        ends.append(-(-end * steps // 100))
+        period = max(period - 3, 6)
+        end += period
+    return sorted(set(ends))
+
+
+def search(ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
+    """The most wrong image on Auto-PGD's path from the perturbation `start`, for linf and l2."""
+    current = previous = perturb(x, threat.project(start))
+    seen = ascent.begin(current)
+    size = torch.full_like(seen.loss, FIRST_STEP * threat.eps)
+    gradient, before = seen.gradient, seen.loss
+    rises, halved = torch.zeros_like(before), torch.zeros_like(before, dtype=torch.bool)
+    best_then, last, ends = before, 0, set(checkpoints(steps))
+    for i in range(1, steps + 1):
+        momentum = MOMENTUM if i > 1 else 1.0
+        size_now = per_sample(size, x)
+        following = _advance(x, current, previous, gradient, threat=threat, size=size_now, momentum=momentum)
+        previous, current = current, following
+        seen = ascent.go(current)
+        rises = rises + (seen.loss > before)
+        gradient, before = seen.gradient, seen.loss
+        if i in ends:
+            # Too few steps went up, or a whole period with the present step size found nothing better.
+            halve = (rises < RHO * (i - last)) | (~halved & (ascent.best.loss <= best_then))
+            size = torch.where(halve, size / 2, size)
+            current = pick(halve, ascent.best.x, current)
+            gradient = pick(halve, ascent.best.gradient, gradient)
+            before = torch.where(halve, ascent.best.loss, before)
+            rises, halved, best_then, last = torch.zeros_like(rises), halve, ascent.best.loss, i
+    return ascent.most_wrong
+
+
+def _advance(
+    x: Tensor, current: Tensor, previous: Tensor, gradient: Tensor, *, threat: Threat, size: Tensor, momentum: float
+) -> Tensor:
+    """A gradient step, mixed with the step before it."""
+    ahead = perturb(x, threat.project(current - x + size * threat.steepest(gradient)))
+    mixed = current + momentum * (ahead - current) + (1 - momentum) * (current - previous)
+    return perturb(x, threat.project(mixed - x))
+
+
+SEARCHES: dict[str, Search] = {"linf": search, "l2": search, "l1": search_l1}
+"""The search for each norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class APGDRound:
+    """One restart of Auto-PGD, for one target where it has targets."""
+
+    name: str
+    loss: Literal["ce", "dlr"] = "ce"
+    """What to make larger where there is no target."""
+    rank: int | None = None
+    """The target: the wrong class with the rank-th largest logit on the clean image. Its loss is the targeted DLR."""
+    restart: int = 0
+    steps: int = 100
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        if threat.name not in SEARCHES:
+            raise GeneralistError(f"{self.name} knows no norm {threat.name!r}; it has {', '.join(SEARCHES)}")
+        with borrowed(model):
+            ascent = Ascent(model, batch.y, self._loss(model, batch))
+            start = self._start(batch, threat, seed)
+            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
+            return settle(model, batch, x, threat=threat)
+
+    @torch.no_grad()
+    def _loss(self, model: Classifier, batch: Batch) -> SampleLoss:
+        if self.rank is None:
+            return LOSSES[self.loss]
+        target = losses.likely_wrong(widen(model(batch.x)), batch.y, self.rank)
+        return partial(losses.dlr_targeted, target=target)
+
+    def _start(self, batch: Batch, threat: Threat, seed: int) -> Tensor:
+        """A random perturbation of norm eps: a random one from the ball, drawn out to its surface."""
+        purpose = f"{self.name}/{threat}" if self.rank is None else f"{self.name}/{threat}/{self.rank}"
+        start = threat.random_start(seed, purpose, batch.index, self.restart, batch.x)
+        length = threat.norm(start)
+        stretch = torch.where(length > 0, threat.eps / length, 1)
+        return start * per_sample(stretch, start).to(start.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class APGD:
+    """Auto-PGD without target: `apgd-ce`, `apgd-dlr`. Below three classes DLR is the margin."""
+
+    loss: Literal["ce", "dlr"] = "ce"
+    steps: int = 100
+    """Gradient steps of a restart."""
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise GeneralistError(f"apgd: loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
+        check_counts(self.name, steps=self.steps, restarts=self.restarts)
+
+    @property
+    def name(self) -> str:
+        return f"apgd-{self.loss}"
+
+    def rounds(self, num_classes: int) -> Sequence[Attack]:
+        """A round a restart, whatever the number of classes."""
+        return [
+            APGDRound(name=self.name, loss=self.loss, restart=restart, steps=self.steps)
+            for restart in range(self.restarts)
+        ]
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        return run_rounds(self, model, batch, threat=threat, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetedAPGD:
+    """Auto-PGD towards each of the likeliest wrong classes: `apgd-t`.
+
+    The loss is the targeted DLR; below four classes the difference of the target's and the label's logits.
+    """
+
+    targets: int = 9
+    """Wrong classes to try, likeliest first; all of them where there are fewer."""
+    steps: int = 100
+    """Gradient steps for a target and restart."""
+    restarts: int = 1
+
+    def __post_init__(self) -> None:
+        check_counts(self.name, targets=self.targets, steps=self.steps, restarts=self.restarts)
+
+    @property
+    def name(self) -> str:
+        return "apgd-t"
+
+    def rounds(self, num_classes: int) -> Sequence[Attack]:
+        """A round a restart and target."""
+        return [
+            APGDRound(name=self.name, rank=rank, restart=restart, steps=self.steps)
+            for restart in range(self.restarts)
+            for rank in range(1, min(self.targets, num_classes - 1) + 1)
+        ]
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        return run_rounds(self, model, batch, threat=threat, seed=seed)

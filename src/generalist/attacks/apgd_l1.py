@@ -1,0 +1,107 @@
+"""Auto-PGD for l1: sparse steps whose sparsity adapts, projected onto ball and box at once.
+
+Croce and Hein, "Mind the box: l1-APGD for sparse adversarial attacks on image classifiers" (ICML 2021).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from generalist.attacks.ascent import Ascent, pick
+from generalist.attacks.rounds import per_sample
+from generalist.attacks.threats import Threat
+
+START_SIZE = 0.8
+"""Mean size of a coordinate of the start before it is projected: that of standard normal noise."""
+
+SPARSER = 1.5
+"""A step changes as many coordinates as the best perturbation has, over this; also the factor of the step's decay."""
+
+SMALLEST_STEP = 0.1
+"""Length of the smallest step, in units of eps; the largest is eps."""
+
+SETTLED = 0.95
+"""Where the best perturbation has lost less than a twentieth of its coordinates, sparsity has settled: finer steps."""
+
+STAGES = ((3, 30), (2, 30), (1, 40))
+"""(radius over eps, share of the steps in percent): larger balls first, each stage from the best of the one before."""
+
+
+def project_to_ball_and_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    """The perturbation nearest to `delta` of l1 norm at most eps with which `x` stays in [0, 1].
+
+    It is sign(delta_i) * clamp(|delta_i| - theta, 0, room_i), where room_i is the way to the wall. As theta falls, a
+    coordinate starts to grow at |delta_i| and stops at |delta_i| - room_i. Between such corners the sum of the sizes
+    grows by the number of coordinates under way. Walking the corners from the largest down gives the sum at each, and
+    theta >= 0 lies after the last corner where the sum is at most eps.
+    """
+    rows, images = delta.flatten(1).double(), x.flatten(1).double()
+    size = rows.abs()
+    room = torch.where(rows > 0, 1 - images, images)
+    corners, order = torch.cat([size, size - room], 1).sort(1, descending=True)
+    growing = torch.where(order < size.shape[1], 1.0, -1.0).double().cumsum(1)
+    fall = F.pad(corners[:, :-1] - corners[:, 1:], (1, 0))
+    sums = (fall * F.pad(growing[:, :-1], (1, 0))).cumsum(1)
+    last = ((sums <= eps).sum(1, keepdim=True) - 1).clamp_min(0)
+    # Where no coordinate grows after the last corner, each is at its wall, and any theta below says so, too.
+    theta = corners.gather(1, last) - (eps - sums.gather(1, last)) / growing.gather(1, last).clamp_min(1)
+    kept = torch.minimum((size - theta.clamp_min(0)).clamp_min(0), room)
+    return (rows.sign() * kept).reshape(delta.shape).to(delta.dtype)
+
+
+def sparse_step(gradient: Tensor, share: Tensor) -> Tensor:
+    """The step of l1 norm 1 that moves a `share` [B] of the coordinates, those of largest gradient, all as far."""
+    rows = torch.nan_to_num(gradient.flatten(1))
+    sizes = rows.abs()
+    count = (share * sizes.shape[1]).ceil().long().clamp(1, sizes.shape[1])
+    least = sizes.sort(1, descending=True).values.gather(1, count.unsqueeze(1) - 1)
+    signs = torch.where(sizes >= least, rows.sign(), 0)
+    return (signs / signs.abs().sum(1, keepdim=True).clamp_min(1)).reshape(gradient.shape)
+
+
+def search_l1(ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
+    """The most wrong image on the way from `start`, through balls of three, two and one eps."""
+    # Far out, so that projecting leaves few coordinates: starts are sparse, as the points sought are, and differ more.
+    start = start * (START_SIZE * x[0].numel() / threat.eps)
+    point, left = x + start, steps
+    for radius, percent in STAGES:
+        eps = radius * threat.eps
+        count = left if radius == 1 else min(left, -(-percent * steps // 100))
+        left -= count
+        point = _walled(x, point - x, eps)
+        _climb(ascent, x, point, eps=eps, steps=count)
+        point = ascent.best.x
+    return ascent.most_wrong
+
+
+def _climb(ascent: Ascent, x: Tensor, start: Tensor, *, eps: float, steps: int) -> None:
+    """Ascend in one ball, with the sparsity of `start` to begin with."""
+    current = start
+    gradient = ascent.begin(current).gradient
+    total = x[0].numel()
+    used = _changed(start, x)
+    share = used / total / SPARSER
+    size = torch.full_like(used, eps)
+    period = max(steps * 4 // 100, 1)
+    for i in range(1, steps + 1):
+        delta = current - x + per_sample(size, x).to(x.dtype) * sparse_step(gradient, share)
+        current = _walled(x, delta, eps)
+        gradient = ascent.go(current).gradient
+        if i % period == 0:
+            used_now = _changed(ascent.best.x, x)
+            sparser = used_now < SETTLED * used
+            size = torch.where(sparser, eps, (size / SPARSER).clamp_min(SMALLEST_STEP * eps))
+            used, share = used_now, used_now / total / SPARSER
+            current = pick(sparser, ascent.best.x, current)
+            gradient = pick(sparser, ascent.best.gradient, gradient)
+
+
+def _walled(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    return (x + project_to_ball_and_box(x, delta, eps)).clamp(0, 1)
+
+
+def _changed(image: Tensor, x: Tensor) -> Tensor:
+    """How many coordinates differ, [B]."""
+    return (image != x).flatten(1).sum(1).to(torch.float32)

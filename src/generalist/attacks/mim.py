@@ -1,0 +1,57 @@
+"""The momentum iterative method (Dong et al., 2018): PGD along a running sum of gradients, each of mean size 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from generalist.attacks.base import Found
+from generalist.attacks.pgd import Classifier, borrowed, input_gradient, starting_point, summed_cross_entropy
+from generalist.attacks.rounds import check_counts, per_sample, settle
+from generalist.attacks.threats import Threat, perturb
+from generalist.core.errors import GeneralistError
+from generalist.data.sets import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MIM:
+    """Momentum iterative attack from a random start in the ball, as PGD has it."""
+
+    steps: int = 20
+    decay: float = 1.0
+    """What is left of the gathered gradient at the next step; 0 makes it PGD."""
+
+    def __post_init__(self) -> None:
+        check_counts(self.name, steps=self.steps)
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise GeneralistError(f"mim: decay must be a number of at least 0, not {self.decay!r}")
+
+    @property
+    def name(self) -> str:
+        return "mim"
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        x, size = batch.x, threat.default_step(self.steps)
+        purpose = f"{self.name}/{threat}"
+        start = starting_point(threat, "uniform", seed=seed, purpose=purpose, index=batch.index, step=0, like=x)
+        adversarial = perturb(x, threat.project(start))
+        gathered = torch.zeros_like(x)
+        with borrowed(model):
+            for _ in range(self.steps):
+                grad = input_gradient(model, adversarial, batch.y, summed_cross_entropy)
+                gathered = self.decay * gathered + _of_mean_one(grad)
+                adversarial = perturb(x, threat.project(adversarial - x + size * threat.steepest(gathered)))
+            return settle(model, batch, adversarial, threat=threat)
+
+
+def _of_mean_one(grad: Tensor) -> Tensor:
+    """The gradient over the mean of its absolute values; one of zeros stays zero, nan counts as zero."""
+    # Over its largest entry first: a sum of tiny or of huge numbers leaves the range of floats.
+    grad = torch.nan_to_num(grad)
+    largest = per_sample(grad.abs().flatten(1).amax(1), grad)
+    grad = torch.where(largest > 0, grad / largest, 0)
+    mean = per_sample(grad.abs().flatten(1).mean(1), grad)
+    return torch.where(mean > 0, grad / mean, 0)

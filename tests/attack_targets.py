@@ -1,0 +1,66 @@
+"""What the tests of attacks share: small networks, one of them trained on the digits, and batches."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import generalist
+from generalist.attacks.base import Found
+from generalist.attacks.threats import Threat
+from generalist.core import random
+from generalist.data.digits import load_digits
+from generalist.data.sets import Batch
+
+SETTINGS = ["train.epochs=20", "model.width=8", "validation.threats=[]"]
+
+
+@functools.cache
+def trained() -> nn.Module:
+    """A small network that adversarial training made somewhat robust."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = generalist.train("digits-at", overrides=SETTINGS, out=Path(folder) / "run", device="cpu")
+        return generalist.load(run.path).eval()
+
+
+def digits(count: int) -> Batch:
+    return load_digits()[1].batch(torch.arange(count))
+
+
+def right_ones(model: nn.Module, batch: Batch) -> Batch:
+    """The samples that the model gets right, as a suite hands them on."""
+    with torch.no_grad():
+        return part(batch, (model(batch.x).argmax(1) == batch.y).nonzero().squeeze(1))
+
+
+def part(batch: Batch, rows: Tensor) -> Batch:
+    return Batch(x=batch.x[rows], y=batch.y[rows], index=batch.index[rows])
+
+
+def noise(count: int, *shape: int, classes: int = 3, dtype: torch.dtype = torch.float64) -> Batch:
+    index = torch.arange(count)
+    x = random.uniform(7, "images", index, shape=shape or (1, 4, 4)).to(dtype)
+    return Batch(x=x, y=random.integers(classes, 7, "labels", index), index=index)
+
+
+def network(classes: int = 3, *, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Tanh(), nn.Flatten(), nn.Linear(24, classes)]
+    return nn.Sequential(*layers).to(dtype).eval()
+
+
+def labelled(model: nn.Module, batch: Batch) -> Batch:
+    """The same images with the model's own answers as labels: all right to begin with."""
+    with torch.no_grad():
+        return Batch(x=batch.x, y=model(batch.x).argmax(1), index=batch.index)
+
+
+def is_allowed(found: Found, batch: Batch, threat: Threat) -> bool:
+    """Finite, inside the box and inside the ball."""
+    x = found.x
+    inside = threat.norm((x - batch.x).double()) <= threat.eps * (1 + 1e-5)
+    return bool(x.isfinite().all() and (x >= 0).all() and (x <= 1).all() and inside.all())
