@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generalist.attacks.fab import FAB, FabRound, likeliest_wrong
 from generalist.attacks.projections import dual_norm, to_plane
@@ -291,6 +292,28 @@ def test_no_gradient_no_nan(norm: str, targets: int | None) -> None:
         assert float(threat.norm(found.x - x).max()) <= threat.eps * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("targets", [None, 1])
+@every_norm
+def test_a_search_never_looks_at_a_value(norm: str, targets: int | None) -> None:
+    """Tensors without values refuse to be read and have static shapes alone: so nothing waits for a device."""
+    with FakeTensorMode():
+        w = torch.empty(3, 16)
+        batch = batch_of(torch.empty(4, 1, 4, 4), torch.empty(4).long())
+        attack = FabRound(iterations=3, target=targets)
+        x = attack._search(lambda z: z.flatten(1) @ w.T, batch, UNIT[norm], 0)
+    assert x.shape == (4, 1, 4, 4)
+
+
+def test_a_norm_without_projections_is_refused() -> None:
+    class L3(L2):
+        name = "l3"
+
+    batch = batch_of(uniform(2, 3), torch.zeros(2).long())
+    for attack in (FAB(), FAB(targets=1)):
+        with pytest.raises(GeneralistError, match=r"l3.*known: l1, l2, linf"):
+            attack.run(lambda x: x, batch, threat=L3(0.1), seed=0)
+
+
 def test_a_model_that_hides_its_gradient_is_refused() -> None:
     batch = batch_of(uniform(2, 3), torch.zeros(2).long())
     with pytest.raises(GeneralistError, match="must not detach"):
@@ -309,13 +332,15 @@ def test_logits_of_half_precision(network: nn.Module, dtype: torch.dtype) -> Non
 # Another's FAB
 
 
+@pytest.mark.parametrize(("count", "iterations"), [(100, 30), pytest.param(300, 100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("targets", [None, 9])
 @every_norm
-def test_verdicts_agree_with_pyautoattack(network: nn.Module, norm: str, targets: int | None) -> None:
+def test_verdicts_agree_with_pyautoattack(
+    network: nn.Module, norm: str, targets: int | None, count: int, iterations: int
+) -> None:
     """Neither draws a random number without restarts, so the verdicts agree but for ties of the arithmetic."""
     fab_pt = pytest.importorskip("pyautoattack.fab_pt")
-    batch, threat = right_digits(network, 100), type(UNIT[norm])(EPS[norm])
-    iterations = 30
+    batch, threat = right_digits(network, count), type(UNIT[norm])(EPS[norm])
     ours = FAB(targets=targets, iterations=iterations).run(network, batch, threat=threat, seed=0).broken
     theirs = fab_pt.FABAttack_PT(
         network,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from generalist.attacks.threats import THREATS, Threat, widen
+from generalist.attacks.threats import L1, L2, Linf, Threat, widen
 from generalist.core.registry import Registry
 
 Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -22,12 +22,15 @@ Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 AMOUNTS: Registry[Amounts] = Registry("norm of a projection onto hyperplanes")
 
-_DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
+DUALS: Registry[type[Threat]] = Registry("norm of a projection onto hyperplanes")
+DUALS.register("linf")(L1)
+DUALS.register("l2")(L2)
+DUALS.register("l1")(Linf)
 
 
 def dual_norm(threat: Threat, normal: Tensor) -> Tensor:
     """How fast a function of gradient `normal` changes per unit of the threat's norm, [B]."""
-    return THREATS.get(_DUAL.get(threat.name, threat.name))(1.0).norm(torch.nan_to_num(normal))
+    return DUALS.get(threat.name)(1.0).norm(torch.nan_to_num(normal))
 
 
 def to_plane(threat: Threat, x: Tensor, normal: Tensor, value: Tensor) -> Tensor:
