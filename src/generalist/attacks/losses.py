@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from generalist.core.errors import GeneralistError
+
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, K], labels [B]) to a loss [B]."""
 
@@ -55,7 +57,9 @@ def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 def likely_wrong(logits: Tensor, y: Tensor, rank: int) -> Tensor:
     """The wrong class with the `rank`-th largest logit, 1 for the likeliest; of equal ones the first."""
-    order = others(logits, y).argsort(dim=1, descending=True, stable=True)
+    if not 1 <= rank < logits.shape[1]:
+        raise GeneralistError(f"there is no wrong class number {rank} among {logits.shape[1]} classes")
+    order = others(torch.nan_to_num(logits), y).argsort(dim=1, descending=True, stable=True)
     return order[:, rank - 1]
 
 

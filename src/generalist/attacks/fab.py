@@ -1,0 +1,226 @@
+"""FAB: the fast adaptive boundary attack, which looks for the nearest misclassified image.
+
+Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack". A step replaces
+the decision boundary by its tangent plane, projects both the current point and the original onto it inside the box,
+and goes a little beyond a mixture of the two; a point across the boundary is pulled back towards the original. FAB-T
+(Croce & Hein 2020, AutoAttack) looks at the boundary to one class at a time: two logits instead of all of them.
+
+An image is broken when the nearest misclassified one lies within eps. Unlike other attacks FAB knows eps only for the
+random start of a restart, so it does not depend on a step size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from generalist.attacks.base import Found, verdict
+from generalist.attacks.losses import likely_wrong
+from generalist.attacks.pgd import Classifier, borrowed
+from generalist.attacks.projections import dual_norm, to_plane
+from generalist.attacks.rounds import per_sample, run_rounds
+from generalist.attacks.threats import Threat, perturb, widen
+from generalist.core.errors import GeneralistError
+from generalist.data.sets import Batch
+
+FINAL_STEPS = 3
+"""Secant steps between the original and the nearest image found; the paper's number."""
+
+FINAL_NUDGE = 0.01
+"""How far a secant step goes on towards the misclassified end: on the boundary itself, rounding would decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    iterations: int = 100
+    """Steps of a round; each costs two forward passes and a backward pass (untargeted: one backward a class)."""
+
+    alpha_max: float = 0.1
+    """The largest share of the original's own projection in a step: how strongly a step is drawn to the original."""
+
+    eta: float = 1.05
+    """How far a step overshoots the plane: 1.05 lands 5% beyond it."""
+
+    beta: float = 0.9
+    """The share of its perturbation that a misclassified point keeps when it is pulled back to the original."""
+
+    def __post_init__(self) -> None:
+        if self.iterations < 0:
+            raise ValueError(f"iterations must be 0 or more, not {self.iterations}")
+        if not (0 <= self.alpha_max <= 1 and self.eta >= 1 and 0 < self.beta < 1):
+            raise ValueError("FAB needs 0 <= alpha_max <= 1, eta >= 1 and 0 < beta < 1; the paper's: 0.1, 1.05, 0.9")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabRound(_Settings):
+    """One restart, towards one class or the nearest: a pure function of the sample."""
+
+    restart: int = 0
+    """0 starts at the image itself, any other at a random point half of eps away."""
+
+    target: int | None = None
+    """k looks at the boundary to the k-th likeliest wrong class alone; None at that to the nearest class."""
+
+    @property
+    def name(self) -> str:
+        return "fab" if self.target is None else "fab-t"
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        with borrowed(model):
+            return verdict(model, batch, self._search(model, batch, threat, seed), threat=threat)
+
+    def _search(self, model: Classifier, batch: Batch, threat: Threat, seed: int) -> Tensor:
+        natural, y = widen(batch.x.detach()), batch.y
+        logits = _logits(model, batch.x)
+        wrong = _misclassified(logits, y)
+        target = None if self.target is None else likely_wrong(logits, y, self.target)
+        best, distance = natural, torch.where(wrong, 0, torch.inf).to(natural.dtype)
+        x = self._start(batch, threat, seed)
+        for _ in range(self.iterations):
+            value, normal = _boundary(model, x.to(batch.x.dtype), y, target, threat)
+            x = self._step(x, natural, value, normal, threat)
+            crossed = _misclassified(_logits(model, x.to(batch.x.dtype)), y)
+            best, distance = _nearer(best, distance, x, crossed, natural, threat)
+            x = torch.where(per_sample(crossed, x), natural + self.beta * (x - natural), x)
+        best, distance = _final_search(model, batch, natural, best, distance, threat)
+        last = torch.where(per_sample(distance.isfinite(), x), best, x)
+        inside = perturb(natural, threat.project(last - natural))
+        return torch.where(per_sample(distance <= threat.eps, x), best, inside).to(batch.x.dtype)
+
+    def _start(self, batch: Batch, threat: Threat, seed: int) -> Tensor:
+        natural = widen(batch.x.detach())
+        if self.restart == 0:
+            return natural
+        purpose = f"{self.name}/{threat}/{self.target or 0}"
+        draw = threat.random_start(seed, purpose, batch.index, self.restart, natural)
+        length = threat.norm(draw).clamp_min(torch.finfo(natural.dtype).tiny)
+        return perturb(natural, draw * per_sample(threat.eps / 2 / length, draw))
+
+    def _step(self, x: Tensor, natural: Tensor, value: Tensor, normal: Tensor, threat: Threat) -> Tensor:
+        slope = torch.nan_to_num(widen(normal))
+        gap = (slope * (natural - x)).flatten(1).sum(1, dtype=torch.float64)
+        # One call for both points: half as many kernels.
+        steps = to_plane(threat, torch.cat([x, natural]), torch.cat([slope, slope]), torch.cat([value, value + gap]))
+        here, origin = steps.chunk(2)
+        near, far = threat.norm(here), threat.norm(origin)
+        share = torch.where(near + far > 0, near / (near + far), 0).clamp_max(self.alpha_max)
+        alpha = per_sample(share, x)
+        return ((1 - alpha) * (x + self.eta * here) + alpha * (natural + self.eta * origin)).clamp(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FAB(_Settings):
+    """FAB with its restarts; with `targets`, FAB-T. AutoAttack's is `FAB(targets=9)`."""
+
+    restarts: int = 1
+    """How often each class is tried; the first time from the image itself."""
+
+    targets: int | None = None
+    """How many of the likeliest wrong classes are tried one by one, at most all; None for untargeted FAB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.restarts < 1:
+            raise ValueError(f"restarts must be 1 or more, not {self.restarts}")
+        if self.targets is not None and self.targets < 1:
+            raise ValueError(f"targets must be 1 or more, or None for untargeted FAB, not {self.targets}")
+
+    @property
+    def name(self) -> str:
+        return "fab" if self.targets is None else "fab-t"
+
+    def rounds(self, num_classes: int) -> list[FabRound]:
+        """The rounds in the order in which to try them on what is not broken yet."""
+        if num_classes < 2:
+            raise GeneralistError(f"the model has {num_classes} outputs per image: an attack needs 2 classes or more")
+        ranks = [None] if self.targets is None else list(range(1, min(self.targets, num_classes - 1) + 1))
+        first = FabRound(iterations=self.iterations, alpha_max=self.alpha_max, eta=self.eta, beta=self.beta)
+        return [replace(first, restart=j, target=k) for k in ranks for j in range(self.restarts)]
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        return run_rounds(self, model, batch, threat=threat, seed=seed)
+
+
+@torch.no_grad()
+def _logits(model: Classifier, x: Tensor) -> Tensor:
+    return widen(model(x))
+
+
+def _misclassified(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.argmax(1) != y) & ~logits.isnan().any(1)  # a model without an answer is not a success
+
+
+def _nearer(
+    best: Tensor, distance: Tensor, x: Tensor, crossed: Tensor, natural: Tensor, threat: Threat
+) -> tuple[Tensor, Tensor]:
+    """The nearest misclassified images so far, and how far they are."""
+    size = threat.norm(x - natural)
+    nearer = crossed & (size < distance)
+    return torch.where(per_sample(nearer, x), x, best), torch.where(nearer, size, distance)
+
+
+def _boundary(model: Classifier, x: Tensor, y: Tensor, target: Tensor | None, threat: Threat) -> tuple[Tensor, Tensor]:
+    """By how much the rival's logit exceeds the true one (negative where the true class leads), and the gradient."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = widen(model(x))
+        if not logits.requires_grad:
+            raise GeneralistError(
+                "the logits have no gradient with respect to the images: "
+                "the model must not detach its input, nor run under no_grad or inference_mode"
+            )
+        lead = logits - logits.gather(1, y.unsqueeze(1))
+        if target is not None:
+            value = lead.gather(1, target.unsqueeze(1)).squeeze(1)
+            return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+        return _nearest_class(lead, x, y, lambda normal: dual_norm(threat, normal))
+
+
+def _nearest_class(lead: Tensor, x: Tensor, y: Tensor, steepness: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Of all wrong classes the one whose tangent plane is nearest, regardless of the box.
+
+    A backward pass a class, of which the nearest so far is kept: gradients of all classes would not fit for many.
+    """
+    classes = lead.shape[1]
+    value, normal = torch.zeros_like(lead[:, 0]), torch.zeros_like(x)
+    nearest = torch.full_like(value, torch.inf)
+    for k in range(classes):
+        (gradient,) = torch.autograd.grad(lead[:, k].sum(), x, retain_graph=k < classes - 1)
+        steep = steepness(gradient)
+        away = torch.where((steep > 0) & (y != k), lead[:, k].detach().abs() / steep, torch.inf)
+        nearer = away < nearest
+        nearest = torch.where(nearer, away, nearest)
+        value = torch.where(nearer, lead[:, k].detach(), value)
+        normal = torch.where(per_sample(nearer, x), gradient, normal)
+    return value, normal
+
+
+def _final_search(
+    model: Classifier, batch: Batch, natural: Tensor, best: Tensor, distance: Tensor, threat: Threat
+) -> tuple[Tensor, Tensor]:
+    """Secant steps towards the boundary on the segment from the original to the nearest image found."""
+    y, dtype = batch.y, batch.x.dtype
+    logits = _logits(model, best.to(dtype))
+    rival = likely_wrong(logits, y, 1)
+
+    def lead(logits: Tensor) -> Tensor:
+        return (logits.gather(1, y.unsqueeze(1)) - logits.gather(1, rival.unsqueeze(1))).squeeze(1)
+
+    low, high = torch.zeros_like(distance), torch.ones_like(distance)
+    at_low, at_high = lead(_logits(model, batch.x)), lead(logits)
+    end = best
+    for _ in range(FINAL_STEPS):
+        fall = at_low - at_high
+        part = torch.where(fall > 0, low + at_low / fall * (high - low), high)
+        part = part + FINAL_NUDGE * (high - part)
+        part = torch.nan_to_num(part, nan=1.0).clamp(0, 1).to(distance.dtype)
+        x = perturb(natural, per_sample(part, end) * (end - natural))
+        logits = _logits(model, x.to(dtype))
+        crossed = _misclassified(logits, y)
+        best, distance = _nearer(best, distance, x, crossed & distance.isfinite(), natural, threat)
+        low, at_low = torch.where(crossed, low, part), torch.where(crossed, at_low, lead(logits))
+        high, at_high = torch.where(crossed, part, high), torch.where(crossed, lead(logits), at_high)
+    return best, distance

@@ -1,0 +1,101 @@
+"""The nearest point of a hyperplane inside the box of images, for each norm: the step that FAB is made of.
+
+Given an image x in [0, 1]^d and the plane value + <normal, z - x> = 0, only coordinates with a slope can help, each
+in one direction and only as far as the box has room. With slopes a_i = |normal_i|, rooms r_i and the gap |value| that
+must be closed, what remains is to choose amounts 0 <= m_i <= r_i with sum a_i m_i = gap and the smallest norm. Each
+norm has a closed form after one sort (Croce & Hein 2020, "Minimally distorted adversarial examples with a fast
+adaptive boundary attack", section 2). Where the box ends before the plane, every coordinate goes to its wall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from generalist.attacks.threats import L1, L2, Linf, Threat, widen
+from generalist.core.registry import Registry
+
+Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(slopes [B, d], rooms [B, d], gap [B, 1]) to the amounts [B, d] of the smallest norm; gap is float64."""
+
+AMOUNTS: Registry[Amounts] = Registry("norm of a projection onto hyperplanes")
+
+DUALS: Registry[type[Threat]] = Registry("norm of a projection onto hyperplanes")
+DUALS.register("linf")(L1)
+DUALS.register("l2")(L2)
+DUALS.register("l1")(Linf)
+
+
+def dual_norm(threat: Threat, normal: Tensor) -> Tensor:
+    """How fast a function of gradient `normal` changes per unit of the threat's norm, [B]."""
+    return DUALS.get(threat.name)(1.0).norm(torch.nan_to_num(normal))
+
+
+def to_plane(threat: Threat, x: Tensor, normal: Tensor, value: Tensor) -> Tensor:
+    """The smallest step, in the threat's norm, from `x` onto the plane value + <normal, z - x> = 0 inside [0, 1].
+
+    `value` [B] is the function at `x`, `normal` its gradient. The step is zero where the gradient is, and leads to the
+    corner nearest to the plane where the box does not reach it. Never nan, whatever the gradient.
+    """
+    amounts = AMOUNTS.get(threat.name)
+    rows = widen(x).flatten(1)
+    slopes = torch.nan_to_num(widen(normal)).flatten(1).to(rows.dtype)
+    gap = torch.nan_to_num(widen(value)).double().unsqueeze(1)
+    # Divided by the largest slope, so that the squares of tiny and of huge gradients stay in range.
+    largest = slopes.abs().amax(1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)
+    slopes, gap = slopes / scale, torch.where(largest > 0, gap / scale, 0)
+    direction = -slopes.sign() * gap.sign().to(slopes.dtype)
+    room = torch.where(direction > 0, 1 - rows, rows) * direction.abs()
+    step = direction * amounts(slopes.abs(), room, gap.abs())
+    return step.reshape(x.shape)
+
+
+@AMOUNTS.register("linf")
+def linf_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
+    """All coordinates move alike until their room is used: m_i = min(r_i, t)."""
+    caps = torch.where(slopes > 0, rooms, 0)
+    return torch.minimum(caps, _level(slopes, caps, gap).to(caps.dtype))
+
+
+@AMOUNTS.register("l2")
+def l2_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
+    """Coordinates move in proportion to their slope until their room is used: m_i = min(r_i, t a_i)."""
+    weights = slopes.square()
+    # A slope whose square is not a number above 0 has no say; its cap would be inf.
+    caps = torch.where(weights > 0, rooms / slopes, 0)
+    level = _level(weights, caps, gap).to(caps.dtype)
+    return torch.where(weights > 0, torch.minimum(rooms, level * slopes), 0)
+
+
+@AMOUNTS.register("l1")
+def l1_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
+    """The steepest coordinates use all their room, one after the other, until the gap is closed."""
+    ordered, order = slopes.sort(dim=1, descending=True, stable=True)
+    room = rooms.gather(1, order)
+    closed = ordered * room
+    before = closed.cumsum(1, dtype=torch.float64) - closed
+    amounts = torch.where(ordered > 0, ((gap - before) / ordered).clamp_min(0), 0)
+    return torch.zeros_like(slopes).scatter(1, order, torch.minimum(amounts, room.double()).to(slopes.dtype))
+
+
+def _level(weights: Tensor, caps: Tensor, gap: Tensor) -> Tensor:
+    """The t [B, 1] with sum_i weights_i min(caps_i, t) = gap, or the largest cap where no t is enough.
+
+    The sum is piecewise linear in t with its kinks at the caps, so a sort says on which piece the solution lies. Sums
+    over all pixels are taken in float64, the sort in the images' own type.
+    """
+    caps, order = caps.sort(dim=1)
+    weights = weights.gather(1, order)
+    zero = torch.zeros_like(gap)
+    # What coordinates with caps below the piece close, and the weights of the others.
+    used = torch.cat([zero, (weights * caps).cumsum(1, dtype=torch.float64)], 1)
+    # Summed from the far end and not subtracted from the total, which would cancel.
+    free = torch.cat([weights.flip(1).cumsum(1, dtype=torch.float64).flip(1), zero], 1)
+    closed = used[:, 1:] + caps * free[:, 1:]
+    piece = (closed < gap).sum(1, keepdim=True)
+    slope = free.gather(1, piece)
+    level = torch.where(slope > 0, (gap - used.gather(1, piece)) / slope, 0)
+    return torch.where(piece < caps.shape[1], level, caps[:, -1:])

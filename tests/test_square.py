@@ -1,0 +1,322 @@
+"""Square: its schedule, windows and budgets as the paper has them, its count of queries, and another's Square."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from fab_targets import digits_network, part, right_digits
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from generalist.attacks import square
+from generalist.attacks.square import PAINTERS, Square, _Draws, opposite_pyramids, pyramid
+from generalist.attacks.threats import L1, L2, Linf, Threat
+from generalist.core import random
+from generalist.core.errors import DataError, GeneralistError
+from generalist.data.sets import Batch
+
+THREATS: dict[str, Threat] = {"linf": Linf(0.15), "l2": L2(0.6), "l1": L1(2.5)}
+every_norm = pytest.mark.parametrize("norm", THREATS)
+SHAPES = [(1, 8, 8), (3, 5, 7), (2, 1, 9), (1, 3, 2)]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    return digits_network()
+
+
+def images(count: int, *shape: int) -> Tensor:
+    return random.uniform(5, "images", torch.arange(count), shape=shape)
+
+
+def batch_of(x: Tensor, y: Tensor | None = None) -> Batch:
+    return Batch(x, torch.zeros(len(x)).long() if y is None else y, torch.arange(len(x)) + 70)
+
+
+def draws(count: int) -> _Draws:
+    return _Draws(0, "test", torch.arange(count))
+
+
+# The schedule
+
+
+def test_windows_shrink_as_the_paper_says() -> None:
+    attack = Square(queries=10_000)
+    expected = {0: 1, 10: 1, 11: 2, 50: 2, 51: 4, 200: 4, 201: 8, 500: 8, 501: 16, 1001: 32, 2001: 64, 4001: 128}
+    expected |= {6000: 128, 6001: 256, 8000: 256, 8001: 512, 9999: 512}
+    assert {query: 0.8 / attack.share(query) for query in expected} == expected
+    # Half the queries: the same schedule in half the time.
+    assert all(Square(queries=5000).share(i) == attack.share(2 * i) for i in range(0, 5000, 7))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 40, 5000])
+def test_stages_are_all_queries_but_the_start_in_order(queries: int) -> None:
+    attack = Square(queries=queries)
+    stages = attack.stages()
+    assert [i for _, stage in stages for i in stage] == list(range(1, queries))
+    assert all(attack.share(i) == share for share, stage in stages for i in stage)
+    assert len(stages) <= 10
+
+
+# Windows and budgets
+
+
+@every_shape
+@every_norm
+def test_windows_are_squares_inside_the_image_that_reach_everywhere(norm: str, shape: tuple[int, ...]) -> None:
+    painter = PAINTERS.get(norm)(torch.full((64, *shape), 0.5), 0.1)
+    for share in (0.8, 0.2, 0.01):
+        painter.resize(share)
+        assert 1 <= painter.side <= min(shape[1:])
+        covered = torch.zeros(shape[1:], dtype=torch.bool)
+        for query in range(1, 25):
+            row, column, mask = painter.windows(draws(64), query, "window")
+            assert mask.shape == (64, 1, *shape[1:])
+            assert (mask.sum((1, 2, 3)) == painter.side**2).all()
+            assert (mask.any(3).sum((1, 2)) == painter.side).all()
+            assert int((row + 0 * column)[mask].min()) == 0 and int((column + 0 * row)[mask].max()) == painter.side - 1
+            covered |= mask[:, 0].any(0)
+        assert covered.all()
+
+
+def test_sides_follow_the_share() -> None:
+    linf, l2 = (PAINTERS.get(norm)(torch.zeros(1, 3, 32, 32), 0.1) for norm in ("linf", "l2"))
+    for share in (0.8, 0.05, 0.8 / 512):
+        linf.resize(share)
+        l2.resize(share)
+        assert linf.side == max(round(math.sqrt(share * 32 * 32)), 1)
+        assert l2.side % 2 == 1 and l2.side >= 3 and 0 <= l2.side - linf.side <= 2
+
+
+@every_shape
+@every_norm
+def test_every_query_is_inside_ball_and_box(norm: str, shape: tuple[int, ...]) -> None:
+    threat, x = THREATS[norm], images(16, *shape)
+    x[0], x[1] = 0, 1
+    painter = PAINTERS.get(norm)(x, threat.eps)
+    best = painter.start(draws(16))
+    for query in range(1, 40):
+        painter.resize(0.8 / query)
+        assert best.isfinite().all() and float(best.min()) >= 0 and float(best.max()) <= 1
+        assert float(threat.norm(best - x).max()) <= threat.eps * (1 + 1e-5)
+        best = painter.proposal(best, draws(16), query)
+    assert not torch.equal(best, x)
+
+
+def test_linf_starts_with_stripes_and_repaints_one_sign_a_channel() -> None:
+    x = torch.full((8, 3, 5, 7), 0.5)
+    painter = PAINTERS.get("linf")(x, 0.1)
+    start = painter.start(draws(8))
+    assert torch.equal(start, start[:, :, :1].expand_as(start))
+    assert torch.allclose((start - x).abs(), torch.tensor(0.1))
+    painter.resize(0.4)
+    after = painter.proposal(start, draws(8), 3)
+    _, _, mask = painter.windows(draws(8), 3, "window")
+    assert torch.equal(after[~mask.expand_as(x)], start[~mask.expand_as(x)])
+    inside = torch.where(mask, after - x, torch.nan)
+    assert torch.equal(inside.nan_to_num(-9).amax((2, 3)), inside.nan_to_num(9).amin((2, 3)))
+    assert not torch.equal(after, start)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 9)], ids=str)
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_a_repainted_window_spends_the_budget_exactly(norm: str, shape: tuple[int, ...]) -> None:
+    """Far from the walls nothing is clipped, so a start and all that follows have norm eps."""
+    threat = type(THREATS[norm])(0.2)
+    x = torch.full((12, *shape), 0.5).double()
+    painter = PAINTERS.get(norm)(x, threat.eps)
+    delta = painter.start(draws(12)) - x
+    full = torch.full((12,), threat.eps).double()
+    assert torch.allclose(threat.norm(delta), full)
+    for query in range(1, 30):
+        painter.resize(0.8 / query)
+        new = painter.repainted(delta, draws(12), query)
+        assert torch.allclose(threat.norm(new), full)
+        _, _, first = painter.windows(draws(12), query, "window")
+        _, _, second = painter.windows(draws(12), query, "erased")
+        assert torch.equal(new * ~(first | second), delta * ~(first | second))
+        assert not (new * (second & ~first)).any()
+        delta = new
+    # What a clipped perturbation lost is spent again.
+    assert torch.allclose(threat.norm(painter.repainted(delta / 3, draws(12), 50)), full)
+
+
+def test_pyramids_are_the_papers_sums() -> None:
+    for height, width in ((7, 3), (7, 4), (5, 5), (3, 1), (1, 1)):
+        bump, n = pyramid(height, width), height // 2
+        for r in range(1, height + 1):
+            for s in range(1, width + 1):
+                depth = n - max(abs(r - height // 2 - 1), abs(s - width // 2 - 1))
+                assert float(bump[r - 1, s - 1]) == pytest.approx(sum(1 / (n + 1 - k) ** 2 for k in range(depth + 1)))
+    pair = opposite_pyramids(7)
+    assert (pair[:, :3] > 0).all() and (pair[:, 3:] < 0).all()
+    assert float(pair[:, :3].norm()) == pytest.approx(1) and float(pair[:, 3:].norm()) == pytest.approx(1)
+
+
+# Queries
+
+
+class Counted:
+    """Always sure of class 0, but wrong about sample i from its `wrong_at[i]`-th call on (the natural image is 0)."""
+
+    def __init__(self, *wrong_at: int) -> None:
+        self.wrong_at, self.calls = torch.tensor(wrong_at), 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wrong = self.wrong_at <= self.calls
+        self.calls += 1
+        return torch.stack([~wrong, wrong], 1).float()
+
+
+@every_norm
+def test_queries_are_counted_exactly(norm: str) -> None:
+    model = Counted(0, 1, 2, 17, 29, 30, 99)
+    x = images(7, 1, 4, 4)
+    found = Square(queries=30).run(model, batch_of(x), threat=THREATS[norm], seed=0)
+    assert found.queries.tolist() == [0, 1, 2, 17, 29, 30, 30]
+    assert model.calls == 30 + 2  # one for the natural images, one for the verdict
+    assert torch.equal(found.x[0], x[0])
+
+
+def test_a_batch_with_nothing_left_stops() -> None:
+    model = Counted(1, 2)
+    found = Square(queries=500).run(model, batch_of(images(2, 1, 4, 4)), threat=Linf(0.1), seed=0)
+    assert found.queries.tolist() == [1, 2] and model.calls < 10
+
+
+def test_a_search_keeps_what_shrinks_the_margin(network: nn.Module) -> None:
+    batch = right_digits(network, 40)
+
+    def margin(queries: int) -> tuple[Tensor, Tensor]:
+        found = Square(queries=queries).run(network, batch, threat=Linf(0.05), seed=0)
+        logits = network(found.x).detach()
+        truth = batch.y.unsqueeze(1)
+        return (logits.gather(1, truth) - logits.scatter(1, truth, -torch.inf).amax(1, True)).squeeze(1), found.broken
+
+    (first, _), (last, broken) = margin(1), margin(60)
+    assert (last <= first)[~broken].all() and float(last.mean()) < float(first.mean()) - 0.1
+
+
+# What always holds
+
+
+@every_norm
+def test_what_is_found_is_inside_and_wrong_and_does_not_depend_on_the_batch(network: nn.Module, norm: str) -> None:
+    model = copy.deepcopy(network).double()
+    batch = right_digits(network, 40)
+    batch = Batch(batch.x.double(), batch.y.clone(), batch.index)
+    batch.y[3] = (batch.y[3] + 1) % 10  # wrong as it is
+    attack, threat = Square(queries=80), THREATS[norm]
+    whole = attack.run(model, batch, threat=threat, seed=0)
+    assert float(whole.x.min()) >= 0 and float(whole.x.max()) <= 1
+    assert float(threat.norm(whole.x - batch.x).max()) <= threat.eps * (1 + 1e-6)
+    assert torch.equal(whole.broken, model(whole.x).argmax(1) != batch.y)
+    assert 1 < int(whole.broken.sum()) < len(batch.y)
+    assert whole.broken[3] and torch.equal(whole.x[3], batch.x[3]) and int(whole.queries[3]) == 0
+    order = torch.tensor([17, 2, 31, 3, 5])
+    few = attack.run(model, part(batch, order), threat=threat, seed=0)
+    assert torch.equal(few.broken, whole.broken[order]) and torch.equal(few.queries, whole.queries[order])
+    assert torch.allclose(few.x, whole.x[order], atol=1e-9)
+    for other in (
+        attack.run(model, batch, threat=threat, seed=1),
+        Square(queries=80, restart=1).run(model, batch, threat=threat, seed=0),
+    ):
+        assert not torch.equal(other.x, whole.x)
+
+
+@every_norm
+def test_logits_without_a_number_are_no_success(norm: str) -> None:
+    """The model answers nan where a pixel was moved: kept out, so the verdict speaks of what can be answered."""
+    x = images(3, 1, 4, 4)
+
+    def model(z: Tensor) -> Tensor:
+        moved = (z != x).flatten(1).any(1)
+        return torch.where(moved[:, None], torch.nan, torch.tensor([1.0, 0.0, -torch.inf]))
+
+    found = Square(queries=5).run(model, batch_of(x), threat=THREATS[norm], seed=0)
+    assert torch.equal(found.x, x) and not found.broken.any() and (found.queries == 5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_two_classes_in_any_precision(dtype: torch.dtype) -> None:
+    w = random.normal(1, "w", shape=(2, 16))
+    x = 0.5 + 0.05 * images(6, 1, 4, 4)
+    y = (x.flatten(1) @ w.T).argmax(1)
+    found = Square(queries=100).run(lambda z: (z.flatten(1) @ w.T).to(dtype), batch_of(x, y), threat=Linf(0.4), seed=0)
+    assert found.broken.all() and (found.queries < 100).all()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3)).train()
+    before = copy.deepcopy(model.state_dict())
+    Square(queries=3).run(model, batch_of(images(4, 1, 4, 4)), threat=L2(0.1), seed=0)
+    assert model.training and model[1].training and model[2].weight.requires_grad
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@every_norm
+def test_a_query_never_looks_at_a_value(norm: str) -> None:
+    """Tensors without values refuse to be read and have static shapes alone: so nothing waits for a device."""
+    with FakeTensorMode():
+        batch = batch_of(torch.empty(4, 3, 5, 7))
+        search = square._Search(lambda z: z.flatten(1)[:, :3], batch)
+        painter = PAINTERS.get(norm)(search.natural, 0.1)
+        search.start(painter.start(draws(4)))
+        painter.resize(0.4)
+        for query in (1, 2):
+            search.propose(painter.proposal(search.best, draws(4), query))
+    assert search.best.shape == (4, 3, 5, 7)
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(ValueError, match="queries"):
+        Square(queries=0)
+    with pytest.raises(ValueError, match="p_init"):
+        Square(p_init=0.0)
+    with pytest.raises(DataError, match=r"\[B,C,H,W\]"):
+        Square().run(lambda x: x, batch_of(images(2, 9)), threat=L2(0.1), seed=0)
+    with pytest.raises(GeneralistError, match="2 classes"):
+        Square().run(lambda x: x.flatten(1)[:, :1], batch_of(images(2, 1, 3, 3)), threat=L2(0.1), seed=0)
+    assert Square().rounds(10) == [Square()] and Square().name == "square"
+
+
+# Another's Square
+
+
+def short_of_the_last_row_and_column(self: _Draws, high: int, what: str, query: int) -> Tensor:
+    """pyautoattack draws a window's corner below h - s and not up to it."""
+    if what.endswith(("-top", "-left")):
+        high = max(high - 1, 1)
+    return random.integers(high, self.seed, f"{self.purpose}/{what}", self.index, query)
+
+
+@pytest.mark.parametrize("queries", [400, pytest.param(5000, marks=pytest.mark.slow)])
+@every_norm
+def test_robust_accuracy_agrees_with_pyautoattack(
+    network: nn.Module, norm: str, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its windows never reach the last row and column, which on 8x8 pixels costs it 4 to 10 points.
+
+    Ours, which reach them, must leave no more images than it does. With the same windows the searches differ in their
+    random numbers only: over seeds the counts of 290 images vary by about 4, so the slack of 12 is 3 of those. Our l1
+    search spends its budget a little differently and is held to one side only.
+    """
+    theirs = pytest.importorskip("pyautoattack.square")
+    batch, threat = right_digits(network, 300), THREATS[norm]
+
+    def left_by_ours() -> int:
+        return int((~Square(queries=queries).run(network, batch, threat=threat, seed=0).broken).sum())
+
+    attack = theirs.SquareAttack(network, norm=norm.capitalize(), eps=threat.eps, n_queries=queries, device="cpu")
+    with torch.no_grad():
+        left = int((network(attack.perturb(batch.x, batch.y)).argmax(1) == batch.y).sum())
+    assert left_by_ours() <= left
+    monkeypatch.setattr(square._Draws, "below", short_of_the_last_row_and_column)
+    ours = left_by_ours()
+    assert ours - left <= 12
+    if norm != "l1":
+        assert left - ours <= 12
