@@ -167,9 +167,15 @@ def test_losses_of_equal_and_of_huge_logits_have_finite_gradients():
 NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 
 
-def oracle(model, batch, threat, start, *, loss="ce", rank=None):
+def count_changed(delta):
+    """Theirs, for l1, counts also what rounding leaves of unchanged coordinates; so one verdict in thirty differs."""
+    return (delta.abs() > 1e-6).flatten(1).sum(1).float()
+
+
+def oracle(monkeypatch, model, batch, threat, start, *, loss="ce", rank=None):
     """Which samples the authors' code breaks in one run from the same start."""
     base = pytest.importorskip("pyautoattack.autopgd_base", exc_type=ImportError)
+    monkeypatch.setattr(base, "L0_norm", count_changed)
     settings = {"norm": NORMS[threat.name], "eps": threat.eps, "device": "cpu"}
     if rank is None:
         attack = base.APGDAttack(model, loss=loss, **settings)
@@ -194,19 +200,15 @@ KINDS = [{"loss": "ce"}, {"loss": "dlr"}, {"rank": 1}, {"rank": 3}]
 
 @pytest.mark.parametrize("threat", [Linf(0.1), Linf(0.18), L2(0.4), L2(0.7), L1(1.0)], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=["ce", "dlr", "target-1", "target-3"])
-def test_the_authors_own_code_breaks_the_same_samples(kind, threat):
+def test_the_authors_own_code_breaks_the_same_samples(kind, threat, monkeypatch):
     model = trained()
     batch = right_ones(model, digits(400))
     attack = APGDRound(name="apgd", **kind)
     broken = attack.run(model, batch, threat=threat, seed=0).broken
-    theirs = oracle(model, batch, threat, attack._start(batch, threat, 0), **kind)
+    theirs = oracle(monkeypatch, model, batch, threat, attack._start(batch, threat, 0), **kind)
     assert 0.02 < theirs.float().mean() < 0.9  # a model on which the attacks could differ
     missed, agreement = int(theirs.sum()) - int(broken.sum()), (broken == theirs).float().mean().item()
-    if threat.name == "l1":
-        # They count the coordinates of a perturbation with what rounding leaves of zeros, so the sparsities differ.
-        assert missed <= 0.01 * len(broken) and agreement >= 0.95
-    else:
-        assert abs(missed) <= 1 and agreement >= 0.99
+    assert abs(missed) <= 1 and agreement >= 0.99
 
 
 def test_the_verdict_is_that_of_a_fresh_forward_pass():
