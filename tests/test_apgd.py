@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from attack_targets import digits, is_allowed, labelled, network, noise, part, right_ones, trained
+from attack_targets import Flat, digits, is_allowed, labelled, network, noise, part, right_ones, trained
 from torch import nn
 
 from generalist.attacks import losses
@@ -198,11 +198,11 @@ def oracle(monkeypatch, model, batch, threat, start, *, loss="ce", rank=None):
 KINDS = [{"loss": "ce"}, {"loss": "dlr"}, {"rank": 1}, {"rank": 3}]
 
 
-@pytest.mark.parametrize("threat", [Linf(0.1), Linf(0.18), L2(0.4), L2(0.7), L1(1.0)], ids=str)
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.4), L1(1.0)], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=["ce", "dlr", "target-1", "target-3"])
 def test_the_authors_own_code_breaks_the_same_samples(kind, threat, monkeypatch):
     model = trained()
-    batch = right_ones(model, digits(400))
+    batch = right_ones(model, digits(200))
     attack = APGDRound(name="apgd", **kind)
     broken = attack.run(model, batch, threat=threat, seed=0).broken
     theirs = oracle(monkeypatch, model, batch, threat, attack._start(batch, threat, 0), **kind)
@@ -316,13 +316,6 @@ def test_low_precision(attack, dtype):
     assert found.x.dtype == torch.float32 and is_allowed(found, batch, Linf(0.1))
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-class Flat(nn.Module):
-    """The same answer for every image, with a gradient of zero."""
-
-    def forward(self, x):
-        return x.flatten(1).sum(1, keepdim=True) * 0 + torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0], dtype=x.dtype)
 
 
 @every_threat
