@@ -16,7 +16,7 @@ from generalist.core import random
 from generalist.data.digits import load_digits
 from generalist.data.sets import Batch
 
-SETTINGS = ["train.epochs=20", "model.width=8", "validation.threats=[]"]
+SETTINGS = ["train.epochs=12", "model.width=8", "validation.threats=[]"]
 
 
 @functools.cache
@@ -51,6 +51,13 @@ def network(classes: int = 3, *, dtype: torch.dtype = torch.float64) -> nn.Seque
     torch.manual_seed(3)
     layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Tanh(), nn.Flatten(), nn.Linear(24, classes)]
     return nn.Sequential(*layers).to(dtype).eval()
+
+
+class Flat(nn.Module):
+    """The same answer for every image, with a gradient of zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).sum(1, keepdim=True) * 0 + torch.tensor([2.0, 1.0, 1.0, 0.0, 0.0], dtype=x.dtype)
 
 
 def labelled(model: nn.Module, batch: Batch) -> Batch:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attack_targets import digits, is_allowed, labelled, network, noise, part, right_ones, trained
+from attack_targets import Flat, digits, is_allowed, labelled, network, noise, part, right_ones, trained
 from torch import nn
 
 from generalist.attacks.accuracy import correct_under_pgd
@@ -60,13 +60,6 @@ def test_batch_size_and_few_classes(attack, classes):
     for size in (1, 3):
         few = attack.run(model, part(batch, torch.arange(size)), threat=Linf(0.2), seed=0)
         assert torch.allclose(few.x, whole.x[:size], atol=1e-9)
-
-
-class Flat(nn.Module):
-    """The same answer for every image, with a gradient of zero."""
-
-    def forward(self, x):
-        return x.flatten(1).sum(1, keepdim=True) * 0 + torch.tensor([2.0, 1.0, 1.0], dtype=x.dtype)
 
 
 @every_threat
