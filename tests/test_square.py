@@ -299,11 +299,11 @@ def short_of_the_last_row_and_column(self: _Draws, high: int, what: str, query: 
 def test_robust_accuracy_agrees_with_pyautoattack(
     network: nn.Module, norm: str, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its windows never reach the last row and column, which on 8x8 pixels costs it 4 to 10 points.
+    """Its windows never reach the last row and column, which on 8x8 pixels costs it 3 to 7 points in linf and l2.
 
-    Ours, which reach them, must leave no more images than it does. With the same windows the searches differ in their
-    random numbers only: over seeds the counts of 290 images vary by about 4, so the slack of 12 is 3 of those. Our l1
-    search spends its budget a little differently and is held to one side only.
+    Ours, which reach them, must leave no more images than it does. With the same windows the linf and l2 searches
+    differ in their random numbers only: over seeds the counts of 290 images vary by about 4, so the slack of 12 is 3
+    of those. Our l1 search is a simpler one, which is not compared with the same windows.
     """
     theirs = pytest.importorskip("pyautoattack.square")
     batch, threat = right_digits(network, 300), THREATS[norm]
@@ -315,8 +315,6 @@ def test_robust_accuracy_agrees_with_pyautoattack(
     with torch.no_grad():
         left = int((network(attack.perturb(batch.x, batch.y)).argmax(1) == batch.y).sum())
     assert left_by_ours() <= left
-    monkeypatch.setattr(square._Draws, "below", short_of_the_last_row_and_column)
-    ours = left_by_ours()
-    assert ours - left <= 12
     if norm != "l1":
-        assert left - ours <= 12
+        monkeypatch.setattr(square._Draws, "below", short_of_the_last_row_and_column)
+        assert abs(left_by_ours() - left) <= 12

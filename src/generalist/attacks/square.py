@@ -275,7 +275,10 @@ class L2Painter(BudgetPainter):
 
 @PAINTERS.register("l1")
 class L1Painter(BudgetPainter):
-    """The l2 search with sums of absolute values for sums of squares, as Croce & Hein 2021 ("Mind the box") have it."""
+    """The l2 search with sums of absolute values for sums of squares; what the box clips, the next query spends again.
+
+    Simpler than the l1 search of Croce & Hein 2021 ("Mind the box"), and a few points weaker where the box clips much.
+    """
 
     power = 1
 
