@@ -183,7 +183,7 @@ def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"attacks": ["fgsm"]}, "unknown attack 'fgsm'"),
+        ({"attacks": ["fgsn"]}, "unknown attack 'fgsn'; did you mean 'fgsm'"),
         ({"attacks": ["pgd-0"]}, "unknown attack"),
         ({"threats": ["linf:8"]}, "8/255"),
         ({"threats": ["l3:1"]}, "threat 'l3:1'"),

@@ -7,15 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from attack_targets import digits as digit_batch
+from attack_targets import trained
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from generalist import evaluate
-from generalist.attacks.threats import ThreatOptions, parse_threat
+from generalist.attacks.apgd import APGD, TargetedAPGD
+from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.fab import FAB
+from generalist.attacks.mim import MIM
+from generalist.attacks.pgd_attack import PGD
+from generalist.attacks.square import Square
+from generalist.attacks.threats import Linf, ThreatOptions, parse_threat
 from generalist.core.errors import GeneralistError
 from generalist.data.digits import load_digits
 from generalist.data.sets import ImageSet, from_arrays
 from generalist.evaluation import Accuracy, evaluate_model
+from generalist.evaluation.named import attack_named
 from generalist.models import ModelOptions, build_model
 
 THREAT = "linf:0.05"
@@ -198,5 +207,36 @@ def test_nan_under_attack_is_no_answer(model: nn.Module, digits: ImageSet) -> No
     """Every unattacked corner pixel is 0 or bright; an attack alone makes it something small and positive."""
     fragile = Fragile(model, lambda x: (x[:, 0, 0, 0] > 0) & (x[:, 0, 0, 0] < 0.06))
     assert evaluate(fragile, pair(digits, 50), attacks="natural")["natural"].total == 50
-    with pytest.raises(GeneralistError, match=r"NaN on \d+ of 50 images in a batch .* under pgd-3/linf:0\.05"):
+    with pytest.raises(GeneralistError, match=r"NaN on \d+ of 50 images in a batch .* under attack in linf:0\.05"):
         evaluate(fragile, pair(digits, 50), threats=THREAT, attacks="pgd-3")
+
+
+def test_autoattack_breaks_what_one_of_its_attacks_breaks() -> None:
+    """At a reduced budget; the order decides only who gets the credit."""
+    model, batch = trained(), digit_batch(60)
+    threat, short = Linf(0.12), (APGD(steps=10), TargetedAPGD(targets=3, steps=10), FAB(targets=3, iterations=10))
+    attacks = (*short, Square(queries=50))
+    found = AutoAttack(attacks=attacks).run(model, batch, threat=threat, seed=0)
+    each = [attack.run(model, batch, threat=threat, seed=0).broken for attack in attacks]
+    assert torch.equal(found.broken, torch.stack(each).any(0))
+    assert 0 < int(found.broken.sum()) < len(batch.y)
+    with torch.no_grad():
+        assert torch.equal(model(found.x).argmax(1) != batch.y, found.broken)
+    assert float(threat.norm(found.x - batch.x).max()) <= threat.eps + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("pgd-7", PGD), ("mim-5", MIM), ("apgd-t", TargetedAPGD), ("aa", AutoAttack)]
+)
+def test_attacks_by_name(name: str, kind: type) -> None:
+    attack = attack_named(name)
+    assert isinstance(attack, kind) and name.startswith(attack.name)
+
+
+def test_a_stronger_attack_leaves_no_more_right() -> None:
+    images, attacks = load_digits()[1], ["natural", "fgsm", "pgd-20", "apgd-ce"]
+    found = evaluate(trained(), pair(images, 80), threats="linf:0.12", attacks=attacks)
+    values = [accuracy.value for accuracy in found.values()]
+    assert list(found) == ["natural", *(f"{name}/linf:0.12" for name in attacks[1:])]
+    assert values == sorted(values, reverse=True)
+    assert values[0] > values[-1]

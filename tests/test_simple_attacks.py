@@ -7,7 +7,7 @@ import torch
 from attack_targets import Flat, digits, is_allowed, labelled, network, noise, part, right_ones, trained
 from torch import nn
 
-from generalist.attacks.accuracy import correct_under_pgd
+from generalist.attacks.accuracy import logits_of
 from generalist.attacks.cw import CW, CWL2
 from generalist.attacks.fgsm import FGSM
 from generalist.attacks.mim import MIM
@@ -113,7 +113,17 @@ def test_mim_without_memory_is_pgd():
 
 def test_pgd_gives_the_verdicts_of_accuracy_under_pgd():
     model, batch = network(), noise(30)
-    right = correct_under_pgd(model, batch, threat=Linf(0.05), options=AttackOptions(steps=20), seed=2)
+    x = pgd(
+        model,
+        batch.x,
+        batch.y,
+        threat=Linf(0.05),
+        options=AttackOptions(steps=20),
+        seed=2,
+        purpose="pgd/linf:0.05",
+        index=batch.index,
+    )
+    right = (logits_of(model, batch.x).argmax(1) == batch.y) & (logits_of(model, x).argmax(1) == batch.y)
     found = PGD(steps=20).run(model, batch, threat=Linf(0.05), seed=2)
     assert torch.equal(found.broken, ~right) and right.any()
 

@@ -49,7 +49,16 @@ def verdict(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Fo
     rows = x.flatten(1)
     inside &= ((rows >= 0) & (rows <= 1)).all(1)  # false for nan, too
     x = torch.where(inside.reshape(-1, *[1] * (x.dim() - 1)), x, batch.x)
-    logits = widen(model(x))
-    if bool(torch.isnan(logits).any()):
-        raise GeneralistError("the model outputs nan on attacked images; evaluate it in float32, or mend its weights")
-    return Found(x=x, broken=logits.argmax(1) != batch.y)
+    return Found(x=x, broken=answers(widen(model(x)), batch.index, under=f" under attack in {threat}") != batch.y)
+
+
+def answers(logits: Tensor, index: Tensor, *, under: str = "") -> Tensor:
+    """The class that the model names for each image; nan is no answer. Waits for the device."""
+    nan = logits.isnan().any(1)
+    if count := int(nan.sum().item()):
+        # argmax takes nan for the largest, so a model without an answer could pass for right.
+        raise GeneralistError(
+            f"the model outputs NaN on {count} of {len(logits)} images in a batch (the first is image "
+            f"{int(index[nan][0])}){under}: mend the model, or evaluate it in float32 as after model.float()"
+        )
+    return logits.argmax(1)

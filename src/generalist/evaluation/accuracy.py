@@ -1,24 +1,22 @@
-"""Natural and PGD accuracy of any model on any images, with intervals."""
+"""Accuracy of any model on any images, natural and under attack, with intervals."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from generalist.attacks.accuracy import correct_natural, correct_under_pgd
-from generalist.attacks.pgd import AttackOptions
+from generalist.attacks.accuracy import correct_natural
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import GeneralistError
-from generalist.data.sets import Batch, Images, iterate
+from generalist.data.sets import Images, iterate
 from generalist.evaluation.classifier import AnyPrecision
+from generalist.evaluation.named import attack_named
 
 NATURAL = "natural"
-_PGD = re.compile(r"pgd-(\d{1,5})")
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,6 @@ class Accuracy:
         return f"{100 * self.value:.2f}%"
 
 
-def steps_of(attack: str) -> int | None:
-    """The number of steps of `pgd-N`; None for `natural`."""
-    if attack == NATURAL:
-        return None
-    match = _PGD.fullmatch(attack)
-    if match is None or int(match[1]) == 0:
-        raise GeneralistError(f"unknown attack {attack!r}; known: natural, pgd-STEPS (for example pgd-20)")
-    return int(match[1])
-
-
 def evaluate_model(
     model: nn.Module,
     images: Images,
@@ -70,26 +58,17 @@ def evaluate_model(
     """
     if batch_size < 1:
         raise GeneralistError(f"batch_size must be at least 1, not {batch_size}")
-    steps = {attack: steps_of(attack) for attack in attacks}
+    chosen = {name: attack_named(name) for name in attacks if name != NATURAL}
     index = torch.arange(len(images)) if index is None else index
     model, threats = AnyPrecision(model), list(dict.fromkeys(threats))
     counts: dict[str, int] = {}
     for batch in iterate(images, list(torch.split(index, batch_size))):
-        for attack, number in steps.items():
-            for name, correct in _measure(model, batch, attack, number, threats, seed):
-                counts[name] = counts.get(name, 0) + int(correct.sum().item())
+        right = correct_natural(model, batch)
+        found = {NATURAL: right} if NATURAL in attacks else {}
+        for name, attack in chosen.items():
+            for threat in threats:
+                broken = attack.run(model, batch, threat=threat.build(), seed=seed).broken
+                found[f"{name}/{threat}"] = right & ~broken
+        for what, correct in found.items():
+            counts[what] = counts.get(what, 0) + int(correct.sum().item())
     return {name: Accuracy(correct, len(index)) for name, correct in counts.items()}
-
-
-def _measure(
-    model: nn.Module, batch: Batch, attack: str, steps: int | None, threats: Sequence[ThreatOptions], seed: int
-) -> list[tuple[str, Tensor]]:
-    if steps is None:
-        return [(NATURAL, correct_natural(model, batch))]
-    return [
-        (
-            f"{attack}/{threat}",
-            correct_under_pgd(model, batch, threat=threat.build(), options=AttackOptions(steps=steps), seed=seed),
-        )
-        for threat in threats
-    ]

@@ -1,0 +1,47 @@
+"""Evaluation attacks by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from generalist.attacks.apgd import APGD, TargetedAPGD
+from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.base import Attack
+from generalist.attacks.cw import CW, CWL2
+from generalist.attacks.fab import FAB
+from generalist.attacks.fgsm import FGSM
+from generalist.attacks.mim import MIM
+from generalist.attacks.pgd_attack import PGD
+from generalist.attacks.square import Square
+from generalist.core.errors import GeneralistError
+from generalist.core.registry import unknown_name
+
+ATTACKS: dict[str, Callable[[], Attack]] = {
+    "fgsm": FGSM,
+    "cw-l2": CWL2,
+    "apgd-ce": APGD,
+    "apgd-dlr": lambda: APGD(loss="dlr"),
+    "apgd-t": TargetedAPGD,
+    "fab": FAB,
+    "fab-t": lambda: FAB(targets=9),
+    "square": Square,
+    "aa": AutoAttack,
+}
+WITH_STEPS: dict[str, Callable[[int], Attack]] = {
+    "pgd": lambda steps: PGD(steps=steps),
+    "mim": lambda steps: MIM(steps=steps),
+    "cw": lambda steps: CW(steps=steps),
+}
+"""Written with the number of their steps: `pgd-20` really runs 20."""
+
+
+def attack_named(name: str) -> Attack:
+    """The attack of that name, with its usual settings."""
+    if name in ATTACKS:
+        return ATTACKS[name]()
+    match = re.fullmatch(r"([a-z]+)-(\d{1,5})", name)
+    if match is not None and match[1] in WITH_STEPS and int(match[2]) > 0:
+        return WITH_STEPS[match[1]](int(match[2]))
+    known = ["natural", *ATTACKS, *(f"{kind}-STEPS" for kind in WITH_STEPS)]
+    raise GeneralistError(unknown_name("attack", name, known))
