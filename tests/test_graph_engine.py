@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,46 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     run_steps(instance, 2000)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == early
+
+
+class _Recording:
+    """Stands in for a CUDA graph on a machine without one: replaying runs the iteration that was recorded."""
+
+    engine: GraphEngine
+
+    def replay(self) -> None:
+        self.engine._whole_iteration()
+
+
+class _Stream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Recording)
+
+
+@pytest.mark.parametrize("recipe", ["digits-t", "digits-d"])
+def test_recording_leaves_no_trace(
+    tmp_path: Path, without_cuda: None, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """Warm-up and recording run iterations of their own; all that they changed must be put back.
+
+    The graph itself is replaced, so this checks the engine's book-keeping on any machine, not CUDA.
+    """
+    changes = ("train.precision=fp64", "train.batch_size=256", "learners.0.averaging.decay=0.9")
+    eager = trainer(tmp_path / "eager", *changes, device="cpu", recipe=recipe)
+    graph = trainer(tmp_path / "graph", *changes, device="cpu", recipe=recipe)
+    graph.engine = GraphEngine(graph.job, graph.learners, graph.global_learner)
+    monkeypatch.setattr(_Recording, "engine", graph.engine, raising=False)
+    assert torch.equal(run_steps(eager, 6), run_steps(graph, 6))
+    assert len(graph.engine.graphs) == 1
+    assert eager.engine.take_means() == graph.engine.take_means()
+    for name, tensor in eager.live_tensors().items():
+        assert torch.equal(tensor, graph.live_tensors()[name]), name
