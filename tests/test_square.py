@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from fab_targets import digits_network, part, right_digits
+from attack_targets import digits_network, part, right_digits
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 

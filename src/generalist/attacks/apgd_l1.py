@@ -1,6 +1,7 @@
 """Auto-PGD for l1: sparse steps whose sparsity adapts, projected onto ball and box at once.
 
-Croce and Hein, "Mind the box: l1-APGD for sparse adversarial attacks on image classifiers" (ICML 2021).
+Croce and Hein, "Mind the box: l1-APGD for sparse adversarial attacks on image classifiers" (ICML 2021). The
+stages, the start's size and the rounding of the sparsity follow AutoAttack's reference implementation where it differs.
 """
 
 from __future__ import annotations
