@@ -39,6 +39,11 @@ def right_ones(model: nn.Module, batch: Batch) -> Batch:
         return part(batch, (model(batch.x).argmax(1) == batch.y).nonzero().squeeze(1))
 
 
+def in_round(batch: Batch, number: int) -> Tensor:
+    """All samples of the batch in the same round."""
+    return torch.full_like(batch.y, number)
+
+
 def part(batch: Batch, rows: Tensor) -> Batch:
     return Batch(x=batch.x[rows], y=batch.y[rows], index=batch.index[rows])
 

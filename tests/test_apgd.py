@@ -8,6 +8,7 @@ import torch
 from attack_targets import (
     check_flat_model,
     digits,
+    in_round,
     is_allowed,
     labelled,
     network,
@@ -19,7 +20,7 @@ from attack_targets import (
 from torch import nn
 
 from generalist.attacks import losses
-from generalist.attacks.apgd import APGD, SEARCHES, APGDRound, TargetedAPGD, checkpoints, search
+from generalist.attacks.apgd import APGD, SEARCHES, TargetedAPGD, checkpoints, search, starting_point
 from generalist.attacks.apgd_l1 import project_to_ball_and_box, sparse_step
 from generalist.attacks.ascent import Ascent
 from generalist.attacks.threats import L1, L2, Linf
@@ -213,9 +214,11 @@ KINDS = [{"loss": "ce"}, {"loss": "dlr"}, {"rank": 1}, {"rank": 3}]
 def test_the_authors_own_code_breaks_the_same_samples(kind, threat, monkeypatch):
     model = trained()
     batch = right_ones(model, digits(200))
-    attack = APGDRound(name="apgd", **kind)
-    broken = attack.run(model, batch, threat=threat, seed=0).broken
-    theirs = oracle(monkeypatch, model, batch, threat, attack._start(batch, threat, 0), **kind)
+    attack = APGD(**kind) if "loss" in kind else TargetedAPGD()
+    round = in_round(batch, kind.get("rank", 1) - 1)
+    broken = attack.run_round(model, batch, round, threat=threat, seed=0).broken
+    start = starting_point(attack.name, batch, round, threat=threat, seed=0)
+    theirs = oracle(monkeypatch, model, batch, threat, start, **kind)
     assert 0.02 < theirs.float().mean() < 0.9  # a model on which the attacks could differ
     missed, agreement = int(theirs.sum()) - int(broken.sum()), (broken == theirs).float().mean().item()
     assert abs(missed) <= 1 and agreement >= 0.99
@@ -266,30 +269,67 @@ def test_rounds_are_the_attack(attack):
     threat = Linf(0.05)
     whole = attack.run(model, batch, threat=threat, seed=0)
     broken = torch.zeros(10, dtype=torch.bool)
-    for one in attack.rounds(4):
+    for i in range(attack.rounds(4)):
         left = (~broken).nonzero().squeeze(1)
-        broken[left] = one.run(model, part(batch, left), threat=threat, seed=0).broken
+        rest = part(batch, left)
+        broken[left] = attack.run_round(model, rest, in_round(rest, i), threat=threat, seed=0).broken
     assert torch.equal(broken, whole.broken)
     assert 0 < broken.sum() < 10
+
+
+@every_threat
+@pytest.mark.parametrize(
+    "attack", [APGD(steps=2, restarts=3), TargetedAPGD(steps=3, targets=2, restarts=2)], ids=["restarts", "targets"]
+)
+def test_a_batch_may_hold_samples_in_different_rounds(attack, threat):
+    model = network(4)
+    batch = labelled(model, noise(6))
+    count = attack.rounds(4)
+    each = [attack.run_round(model, batch, in_round(batch, i), threat=threat, seed=1) for i in range(count)]
+    assert not torch.equal(each[0].x, each[-1].x)
+    rows = torch.tensor([0, 0, 4, 1, 5, 3])
+    round = torch.tensor([0, count - 1, 1, 2, 0, 1])
+    mixed = attack.run_round(model, part(batch, rows), round, threat=threat, seed=1)
+    for i, (row, number) in enumerate(zip(rows.tolist(), round.tolist(), strict=True)):
+        assert torch.allclose(mixed.x[i], each[number].x[row], atol=1e-9)
+        assert mixed.broken[i] == each[number].broken[row]
+
+
+class Random(nn.Module):
+    """Logits with noise of its own on top, as a randomised defence has it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, x):
+        self.passes += 1
+        return self.model(x + 0.3 * random.normal(self.passes, "noise", shape=x.shape).to(x))
+
+
+def test_draws_average_gradients_losses_and_margins():
+    batch = noise(5, classes=4)
+    single, several = (Ascent(Random(network(4)), batch.y, losses.dlr, draws=n) for n in (1, 3))
+    passes = [single.begin(batch.x) for _ in range(3)]
+    assert not torch.equal(passes[0].gradient, passes[1].gradient)
+    mean = several.begin(batch.x)
+    assert torch.allclose(mean.gradient, sum(one.gradient for one in passes) / 3)
+    assert torch.allclose(mean.loss, sum(one.loss for one in passes) / 3)
+    model = Random(network(4))
+    APGD(steps=2, draws=5).run_round(model, batch, in_round(batch, 0), threat=Linf(0.1), seed=0)
+    assert model.passes == 3 * 5 + 2  # the start and two steps, the natural images and the verdict
 
 
 def test_seeds_restarts_and_targets_start_apart():
     model, batch, threat = network(4), noise(3, classes=4), Linf(0.1)
     starts = [
-        APGDRound(name=name, rank=rank, restart=restart)._start(batch, threat, seed)
-        for name, rank, restart, seed in [
-            ("apgd-t", 1, 0, 0),
-            ("apgd-t", 2, 0, 0),
-            ("apgd-t", 1, 1, 0),
-            ("apgd-t", 1, 0, 1),
-            ("apgd-ce", None, 0, 0),
-        ]
+        starting_point(name, batch, in_round(batch, round), threat=threat, seed=seed)
+        for name, round, seed in [("apgd-t", 0, 0), ("apgd-t", 1, 0), ("apgd-t", 0, 1), ("apgd-ce", 0, 0)]
     ]
     assert all(not torch.equal(a, b) for i, a in enumerate(starts) for b in starts[:i])
     assert all(torch.allclose(threat.norm(start), torch.tensor(0.1).double()) for start in starts)
-    names = [part.name for part in APGD(loss="dlr", restarts=3).rounds(10)]
-    assert names == ["apgd-dlr"] * 3
-    assert [len(TargetedAPGD().rounds(classes)) for classes in (2, 3, 4, 10, 1000)] == [1, 2, 3, 9, 9]
+    assert APGD(loss="dlr", restarts=3).rounds(10) == 3 and APGD(loss="dlr").name == "apgd-dlr"
+    assert [TargetedAPGD(restarts=2).rounds(classes) for classes in (2, 3, 4, 10, 1000)] == [2, 4, 6, 18, 18]
     assert model.training is False
 
 
@@ -399,7 +439,7 @@ def test_sparse_steps():
     assert (sparse_step(torch.zeros(2, 5), torch.ones(2)) == 0).all()
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"restarts": -1}, {"steps": 1.5}, {"loss": "kl"}])
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"restarts": -1}, {"steps": 1.5}, {"loss": "kl"}, {"draws": 0}])
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(GeneralistError, match="apgd"):
         APGD(**wrong)

@@ -8,14 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from attack_targets import digits_network, part, right_digits
+from attack_targets import digits_network, in_round, part, right_digits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from generalist.attacks.fab import FAB, FabRound
+from generalist.attacks.fab import FAB
 from generalist.attacks.losses import likely_wrong
 from generalist.attacks.projections import dual_norm, to_plane
 from generalist.attacks.threats import L1, L2, Linf, Threat
@@ -170,13 +170,15 @@ def test_rounds_look_at_one_class_each_and_untargeted_fab_at_the_nearest(norm: s
     y = ((x - 0.5) @ w.T).argmax(1)  # near all boundaries and far from the walls, which the choice of a class ignores
     threat = type(UNIT[norm])(100.0)
 
-    def size(attack: FAB | FabRound) -> Tensor:
-        found = attack.run(lambda z: (z - 0.5) @ w.T, batch_of(x, y), threat=threat, seed=0)
+    def size(attack: FAB, round: int) -> Tensor:
+        batch = batch_of(x, y)
+        found = attack.run_round(lambda z: (z - 0.5) @ w.T, batch, in_round(batch, round), threat=threat, seed=0)
         return threat.norm(found.x - x)
 
-    each = torch.stack([size(one) for one in FAB(targets=9).rounds(4)])
+    targeted = FAB(targets=9)
+    each = torch.stack([size(targeted, i) for i in range(targeted.rounds(4))])
     assert each.shape == (3, 6)
-    assert torch.allclose(size(FAB()), each.amin(0), rtol=2e-3)
+    assert torch.allclose(size(FAB(), 0), each.amin(0), rtol=2e-3)
     exact = torch.stack([to_exact(w, x, y, rank, norm) for rank in (1, 2, 3)]).amin(0)
     assert torch.allclose(each.amin(0), exact, rtol=2e-3)
 
@@ -205,15 +207,31 @@ def test_broken_means_within_eps() -> None:
 
 
 def test_rounds() -> None:
-    rounds = FAB(targets=9, restarts=2, iterations=7).rounds(10)
-    assert [(one.target, one.restart) for one in rounds] == [(k, j) for k in range(1, 10) for j in range(2)]
-    assert {one.iterations for one in rounds} == {7} and {one.name for one in rounds} == {"fab-t"}
-    assert [one.target for one in FAB(targets=9).rounds(2)] == [1]
-    assert [(one.target, one.restart) for one in FAB(restarts=3).rounds(5)] == [(None, 0), (None, 1), (None, 2)]
+    assert [FAB(targets=9, restarts=2).rounds(classes) for classes in (2, 4, 10, 100)] == [2, 6, 18, 18]
+    assert FAB(restarts=3).rounds(5) == 3 and (FAB().name, FAB(targets=9).name) == ("fab", "fab-t")
     with pytest.raises(GeneralistError, match="2 classes"):
         FAB().rounds(1)
     with pytest.raises(GeneralistError, match="no wrong class number 3"):
-        FabRound(target=3).run(lambda x: x[:, :3], batch_of(uniform(2, 4), torch.zeros(2).long()), threat=L2(1), seed=0)
+        likely_wrong(torch.zeros(2, 3), torch.zeros(2).long(), 3)
+
+
+@pytest.mark.parametrize("targets", [None, 3])
+@every_norm
+def test_a_batch_may_hold_samples_in_different_rounds(norm: str, targets: int | None) -> None:
+    w, x = gaussian(4, 12, purpose="four"), 0.5 + 0.02 * gaussian(5, 12, purpose="middle")
+    y = ((x - 0.5) @ w.T).argmax(1)
+    attack, threat, batch = FAB(targets=targets, restarts=2, iterations=6), type(UNIT[norm])(0.1), batch_of(x, y)
+
+    def found(batch: Batch, round: Tensor) -> Tensor:
+        model = lambda z: torch.tanh((z - 0.5) @ w.T)  # noqa: E731
+        return attack.run_round(model, batch, round, threat=threat, seed=0).x
+
+    each = [found(batch, in_round(batch, i)) for i in range(attack.rounds(4))]
+    assert not torch.equal(each[0], each[1])
+    rows, round = torch.tensor([0, 0, 4, 2]), torch.tensor([0, 1, 1, len(each) - 1])
+    mixed = found(part(batch, rows), round)
+    expected = torch.stack([each[i][row] for i, row in zip(round.tolist(), rows.tolist(), strict=True)])
+    assert torch.allclose(mixed, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +251,12 @@ def test_likeliest_wrong_classes_leave_out_the_true_one() -> None:
 def test_a_restart_starts_half_of_eps_away_and_is_repeatable(norm: str) -> None:
     threat = type(UNIT[norm])(0.2)
     batch = batch_of(torch.full((5, 1, 4, 4), 0.5).double(), torch.zeros(5).long())
-    start = FabRound(restart=1)._start(batch, threat, 0)
+    attack = FAB(restarts=3)
+    start = attack._start(batch, in_round(batch, 1), threat, 0)
     assert torch.allclose(threat.norm(start - batch.x), torch.full((5,), 0.1).double())
-    assert torch.equal(start, FabRound(restart=1)._start(batch, threat, 0))
-    assert not torch.equal(start, FabRound(restart=2)._start(batch, threat, 0))
-    assert torch.equal(FabRound()._start(batch, threat, 0), batch.x)
+    assert torch.equal(start, attack._start(batch, in_round(batch, 1), threat, 0))
+    assert not torch.equal(start, attack._start(batch, in_round(batch, 2), threat, 0))
+    assert torch.equal(attack._start(batch, in_round(batch, 0), threat, 0), batch.x)
 
 
 EPS = {"linf": 0.15, "l2": 0.6, "l1": 2.5}
@@ -300,8 +319,8 @@ def test_a_search_never_looks_at_a_value(norm: str, targets: int | None) -> None
     with FakeTensorMode():
         w = torch.empty(3, 16)
         batch = batch_of(torch.empty(4, 1, 4, 4), torch.empty(4).long())
-        attack = FabRound(iterations=3, target=targets)
-        x = attack._search(lambda z: z.flatten(1) @ w.T, batch, UNIT[norm], 0)
+        attack = FAB(iterations=3, targets=targets)
+        x = attack._search(lambda z: z.flatten(1) @ w.T, batch, in_round(batch, 0), UNIT[norm], 0)
     assert x.shape == (4, 1, 4, 4)
 
 

@@ -8,6 +8,7 @@ from attack_targets import (
     Flat,
     check_flat_model,
     digits,
+    in_round,
     is_allowed,
     labelled,
     network,
@@ -142,7 +143,13 @@ def test_restarts_only_help():
     batch = right_ones(model, digits(100))
     one, many = (PGD(steps=5, restarts=n).run(model, batch, threat=Linf(0.15), seed=0).broken for n in (1, 4))
     assert bool((many | ~one).all()) and many.sum() > one.sum()
-    assert [each.restart for each in PGD(restarts=3).rounds(10)] == [0, 1, 2]
+    assert PGD(restarts=3).rounds(10) == 3 and CW().rounds(10) == 1
+    three = PGD(steps=5, restarts=3)
+    round = torch.arange(len(batch.y)) % 3
+    mixed = three.run_round(model, batch, round, threat=Linf(0.15), seed=0).x
+    for i in range(3):
+        alone = three.run_round(model, batch, in_round(batch, i), threat=Linf(0.15), seed=0).x
+        assert torch.equal(mixed[round == i], alone[round == i])
 
 
 def test_cw_climbs_the_margin():
@@ -244,5 +251,5 @@ def test_settings_that_make_no_sense(make):
 
 def test_a_model_of_one_output_is_refused():
     batch = noise(2)
-    with pytest.raises(GeneralistError, match="two classes"):
+    with pytest.raises(GeneralistError, match="2 classes"):
         PGD().run(lambda x: x.flatten(1).sum(1, keepdim=True), batch, threat=Linf(0.1), seed=0)

@@ -7,12 +7,13 @@ import math
 
 import pytest
 import torch
-from attack_targets import digits_network, part, right_digits
+from attack_targets import digits_network, in_round, part, right_digits
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generalist.attacks import square
-from generalist.attacks.square import PAINTERS, Square, _Draws, opposite_pyramids, pyramid
+from generalist.attacks.painters import PAINTERS, Draws, Painter, opposite_pyramids, pyramid
+from generalist.attacks.square import Square
 from generalist.attacks.threats import L1, L2, Linf, Threat
 from generalist.core import random
 from generalist.core.errors import DataError, GeneralistError
@@ -37,8 +38,19 @@ def batch_of(x: Tensor, y: Tensor | None = None) -> Batch:
     return Batch(x, torch.zeros(len(x)).long() if y is None else y, torch.arange(len(x)) + 70)
 
 
-def draws(count: int) -> _Draws:
-    return _Draws(0, "test", torch.arange(count))
+def draws(count: int) -> Draws:
+    return Draws(0, "test", torch.arange(count), torch.zeros(count).long())
+
+
+def windows(painter: Painter, count: int, queries: range, what: str) -> Tensor:
+    """The windows that these queries draw, as masks [Q,B,1,H,W]."""
+    top, left = painter.corners(draws(count), queries, what)
+    rows, columns = painter.inside(top, painter.height), painter.inside(left, painter.width)
+    return (rows[..., :, None] & columns[..., None, :])[:, :, None]
+
+
+def proposed(painter: Painter, best: Tensor, query: int) -> Tensor:
+    return painter.proposal(best, painter.plan(draws(len(best)), range(query, query + 1)), 0)
 
 
 # The schedule
@@ -72,15 +84,23 @@ def test_windows_are_squares_inside_the_image_that_reach_everywhere(norm: str, s
     for share in (0.8, 0.2, 0.01):
         painter.resize(share)
         assert 1 <= painter.side <= min(shape[1:])
-        covered = torch.zeros(shape[1:], dtype=torch.bool)
-        for query in range(1, 25):
-            row, column, mask = painter.windows(draws(64), query, "window")
-            assert mask.shape == (64, 1, *shape[1:])
-            assert (mask.sum((1, 2, 3)) == painter.side**2).all()
-            assert (mask.any(3).sum((1, 2)) == painter.side).all()
-            assert int((row + 0 * column)[mask].min()) == 0 and int((column + 0 * row)[mask].max()) == painter.side - 1
-            covered |= mask[:, 0].any(0)
-        assert covered.all()
+        masks = windows(painter, 64, range(1, 25), "window")
+        assert masks.shape == (24, 64, 1, *shape[1:])
+        assert (masks.sum((2, 3, 4)) == painter.side**2).all()
+        assert (masks.any(4).sum((2, 3)) == painter.side).all()
+        assert masks.any(0).any(0).all()
+
+
+@every_norm
+def test_a_query_is_the_same_however_many_are_drawn_at_once(norm: str) -> None:
+    x = images(8, 3, 5, 7)
+    painter = PAINTERS.get(norm)(x, 0.3)
+    painter.resize(0.3)
+    start = painter.start(draws(8))
+    plan = painter.plan(draws(8), range(3, 9))
+    for i, query in enumerate(range(3, 9)):
+        assert torch.equal(painter.proposal(start, plan, i), proposed(painter, start, query))
+    assert painter.chunk() >= 1
 
 
 def test_sides_follow_the_share() -> None:
@@ -103,7 +123,7 @@ def test_every_query_is_inside_ball_and_box(norm: str, shape: tuple[int, ...]) -
         painter.resize(0.8 / query)
         assert best.isfinite().all() and float(best.min()) >= 0 and float(best.max()) <= 1
         assert float(threat.norm(best - x).max()) <= threat.eps * (1 + 1e-5)
-        best = painter.proposal(best, draws(16), query)
+        best = proposed(painter, best, query)
     assert not torch.equal(best, x)
 
 
@@ -114,8 +134,8 @@ def test_linf_starts_with_stripes_and_repaints_one_sign_a_channel() -> None:
     assert torch.equal(start, start[:, :, :1].expand_as(start))
     assert torch.allclose((start - x).abs(), torch.tensor(0.1))
     painter.resize(0.4)
-    after = painter.proposal(start, draws(8), 3)
-    _, _, mask = painter.windows(draws(8), 3, "window")
+    after = proposed(painter, start, 3)
+    mask = windows(painter, 8, range(3, 4), "window")[0]
     assert torch.equal(after[~mask.expand_as(x)], start[~mask.expand_as(x)])
     inside = torch.where(mask, after - x, torch.nan)
     assert torch.equal(inside.nan_to_num(-9).amax((2, 3)), inside.nan_to_num(9).amin((2, 3)))
@@ -134,15 +154,14 @@ def test_a_repainted_window_spends_the_budget_exactly(norm: str, shape: tuple[in
     assert torch.allclose(threat.norm(delta), full)
     for query in range(1, 30):
         painter.resize(0.8 / query)
-        new = painter.repainted(delta, draws(12), query)
+        new = painter.repainted(delta, painter.plan(draws(12), range(query, query + 1)), 0)
         assert torch.allclose(threat.norm(new), full)
-        _, _, first = painter.windows(draws(12), query, "window")
-        _, _, second = painter.windows(draws(12), query, "erased")
+        first, second = (windows(painter, 12, range(query, query + 1), what)[0] for what in ("window", "erased"))
         assert torch.equal(new * ~(first | second), delta * ~(first | second))
         assert not (new * (second & ~first)).any()
         delta = new
     # What a clipped perturbation lost is spent again.
-    assert torch.allclose(threat.norm(painter.repainted(delta / 3, draws(12), 50)), full)
+    assert torch.allclose(threat.norm(painter.repainted(delta / 3, painter.plan(draws(12), range(50, 51)), 0)), full)
 
 
 def test_pyramids_are_the_papers_sums() -> None:
@@ -176,7 +195,7 @@ class Counted:
 def test_queries_are_counted_exactly(norm: str) -> None:
     model = Counted(0, 1, 2, 17, 29, 30, 99)
     x = images(7, 1, 4, 4)
-    found = Square(queries=30).run(model, batch_of(x), threat=THREATS[norm], seed=0)
+    found = Square(queries=30).run_round(model, batch_of(x), torch.zeros(7).long(), threat=THREATS[norm], seed=0)
     assert found.queries.tolist() == [0, 1, 2, 17, 29, 30, 30]
     assert model.calls == 30 + 2  # one for the natural images, one for the verdict
     assert torch.equal(found.x[0], x[0])
@@ -184,8 +203,22 @@ def test_queries_are_counted_exactly(norm: str) -> None:
 
 def test_a_batch_with_nothing_left_stops() -> None:
     model = Counted(1, 2)
-    found = Square(queries=500).run(model, batch_of(images(2, 1, 4, 4)), threat=Linf(0.1), seed=0)
+    batch = batch_of(images(2, 1, 4, 4))
+    found = Square(queries=500).run_round(model, batch, in_round(batch, 0), threat=Linf(0.1), seed=0)
     assert found.queries.tolist() == [1, 2] and model.calls < 10
+
+
+@every_norm
+def test_a_broken_sample_stays_what_it_is_whatever_its_companions_do(network: nn.Module, norm: str) -> None:
+    """In float32 and bit by bit: batches of one size, in one of which nothing is left early."""
+    batch, threat = right_digits(network, 60), type(THREATS[norm])(1.7 * THREATS[norm].eps)
+    whole = Square(queries=60).run(network, batch, threat=threat, seed=0)
+    for most in (int(whole.queries.min()), 20):
+        easy = (whole.queries <= most).nonzero().squeeze(1)
+        rows = easy[torch.arange(len(batch.y)) % len(easy)]
+        again = Square(queries=60).run(network, part(batch, rows), threat=threat, seed=0)
+        assert 0 < len(easy) < len(batch.y)
+        assert torch.equal(again.x, whole.x[rows]) and torch.equal(again.queries, whole.queries[rows])
 
 
 def test_a_search_keeps_what_shrinks_the_margin(network: nn.Module) -> None:
@@ -221,10 +254,11 @@ def test_what_is_found_is_inside_and_wrong_and_does_not_depend_on_the_batch(netw
     few = attack.run(model, part(batch, order), threat=threat, seed=0)
     assert torch.equal(few.broken, whole.broken[order]) and torch.equal(few.queries, whole.queries[order])
     assert torch.allclose(few.x, whole.x[order], atol=1e-9)
-    for other in (
-        attack.run(model, batch, threat=threat, seed=1),
-        Square(queries=80, restart=1).run(model, batch, threat=threat, seed=0),
-    ):
+    again = attack.run_round(model, batch, in_round(batch, 1), threat=threat, seed=0)
+    mixed = torch.arange(len(batch.y)) % 2
+    both = attack.run_round(model, batch, mixed, threat=threat, seed=0)
+    assert torch.allclose(both.x, torch.where(mixed[:, None, None, None] == 0, whole.x, again.x), atol=1e-9)
+    for other in (attack.run(model, batch, threat=threat, seed=1), again):
         assert not torch.equal(other.x, whole.x)
 
 
@@ -266,9 +300,7 @@ def test_a_query_never_looks_at_a_value(norm: str) -> None:
         search = square._Search(lambda z: z.flatten(1)[:, :3], batch)
         painter = PAINTERS.get(norm)(search.natural, 0.1)
         search.start(painter.start(draws(4)))
-        painter.resize(0.4)
-        for query in (1, 2):
-            search.propose(painter.proposal(search.best, draws(4), query))
+        search.run(painter, draws(4), 0.4, range(1, 5))
     assert search.best.shape == (4, 3, 5, 7)
 
 
@@ -281,17 +313,17 @@ def test_mistakes_are_told() -> None:
         Square().run(lambda x: x, batch_of(images(2, 9)), threat=L2(0.1), seed=0)
     with pytest.raises(GeneralistError, match="2 classes"):
         Square().run(lambda x: x.flatten(1)[:, :1], batch_of(images(2, 1, 3, 3)), threat=L2(0.1), seed=0)
-    assert Square().rounds(10) == [Square()] and Square().name == "square"
+    assert (Square().rounds(10), Square(restarts=3).rounds(10), Square().name) == (1, 3, "square")
 
 
 # Another's Square
 
 
-def short_of_the_last_row_and_column(self: _Draws, high: int, what: str, query: int) -> Tensor:
+def short_of_the_last_row_and_column(self: Draws, high: int, what: str, queries: range) -> Tensor:
     """pyautoattack draws a window's corner below h - s and not up to it."""
     if what.endswith(("-top", "-left")):
         high = max(high - 1, 1)
-    return random.integers(high, self.seed, f"{self.purpose}/{what}", self.index, query)
+    return random.integers(high, self.seed, f"{self.purpose}/{what}", *self._keys(queries))
 
 
 @pytest.mark.parametrize("queries", [400, pytest.param(5000, marks=pytest.mark.slow)])
@@ -316,5 +348,5 @@ def test_robust_accuracy_agrees_with_pyautoattack(
         left = int((network(attack.perturb(batch.x, batch.y)).argmax(1) == batch.y).sum())
     assert left_by_ours() <= left
     if norm != "l1":
-        monkeypatch.setattr(square._Draws, "below", short_of_the_last_row_and_column)
+        monkeypatch.setattr(Draws, "below", short_of_the_last_row_and_column)
         assert abs(left_by_ours() - left) <= 12

@@ -7,7 +7,6 @@ keeps its shapes: what happens to some samples alone is a mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,10 +17,10 @@ from torch import Tensor
 from generalist.attacks import losses
 from generalist.attacks.apgd_l1 import search_l1
 from generalist.attacks.ascent import Ascent, Search, pick
-from generalist.attacks.base import Attack, Found
+from generalist.attacks.base import Found
 from generalist.attacks.losses import SampleLoss
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import check_counts, per_sample, run_rounds, settle
+from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -92,73 +91,42 @@ SEARCHES: dict[str, Search] = {"linf": search, "l2": search, "l1": search_l1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class APGDRound:
-    """One restart of Auto-PGD, for one target where it has targets."""
-
-    name: str
-    loss: Literal["ce", "dlr"] = "ce"
-    """What to make larger where there is no target."""
-    rank: int | None = None
-    """The target: the wrong class with the rank-th largest logit on the clean image. Its loss is the targeted DLR."""
-    restart: int = 0
-    steps: int = 100
-
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        if threat.name not in SEARCHES:
-            raise GeneralistError(f"{self.name} knows no norm {threat.name!r}; it has {', '.join(SEARCHES)}")
-        with borrowed(model):
-            ascent = Ascent(model, batch.y, self._loss(model, batch))
-            start = self._start(batch, threat, seed)
-            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
-            return settle(model, batch, x, threat=threat)
-
-    @torch.no_grad()
-    def _loss(self, model: Classifier, batch: Batch) -> SampleLoss:
-        if self.rank is None:
-            return LOSSES[self.loss]
-        target = losses.likely_wrong(widen(model(batch.x)), batch.y, self.rank)
-        return partial(losses.dlr_targeted, target=target)
-
-    def _start(self, batch: Batch, threat: Threat, seed: int) -> Tensor:
-        """A random perturbation of norm eps: a random one from the ball, drawn out to its surface."""
-        purpose = f"{self.name}/{threat}" if self.rank is None else f"{self.name}/{threat}/{self.rank}"
-        start = threat.random_start(seed, purpose, batch.index, self.restart, batch.x)
-        length = threat.norm(start)
-        stretch = torch.where(length > 0, threat.eps / length, 1)
-        return start * per_sample(stretch, start).to(start.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class APGD:
+class APGD(InRounds):
     """Auto-PGD without target: `apgd-ce`, `apgd-dlr`. Below three classes DLR is the margin."""
 
     loss: Literal["ce", "dlr"] = "ce"
+    """What is made larger: cross-entropy, or the difference of logits ratio."""
     steps: int = 100
     """Gradient steps of a restart."""
     restarts: int = 1
+    """Rounds, each from its own random start."""
+    draws: int = 1
+    """Forward and backward passes a step whose gradients are averaged, for models that answer at random (EOT)."""
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise GeneralistError(f"apgd: loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
-        check_counts(self.name, steps=self.steps, restarts=self.restarts)
+        check_counts(self.name, steps=self.steps, restarts=self.restarts, draws=self.draws)
 
     @property
     def name(self) -> str:
         return f"apgd-{self.loss}"
 
-    def rounds(self, num_classes: int) -> Sequence[Attack]:
+    def rounds(self, num_classes: int) -> int:
         """A round a restart, whatever the number of classes."""
-        return [
-            APGDRound(name=self.name, loss=self.loss, restart=restart, steps=self.steps)
-            for restart in range(self.restarts)
-        ]
+        return self.restarts
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        return run_rounds(self, model, batch, threat=threat, seed=seed)
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        check_norm(self.name, threat)
+        with borrowed(model):
+            ascent = Ascent(model, batch.y, LOSSES[self.loss], draws=self.draws)
+            start = starting_point(self.name, batch, round, threat=threat, seed=seed)
+            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
+            return settle(model, batch, x, threat=threat)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetedAPGD:
+class TargetedAPGD(InRounds):
     """Auto-PGD towards each of the likeliest wrong classes: `apgd-t`.
 
     The loss is the targeted DLR; below four classes the difference of the target's and the label's logits.
@@ -169,6 +137,7 @@ class TargetedAPGD:
     steps: int = 100
     """Gradient steps for a target and restart."""
     restarts: int = 1
+    """How often each class is tried, each time from its own random start."""
 
     def __post_init__(self) -> None:
         check_counts(self.name, targets=self.targets, steps=self.steps, restarts=self.restarts)
@@ -177,13 +146,34 @@ class TargetedAPGD:
     def name(self) -> str:
         return "apgd-t"
 
-    def rounds(self, num_classes: int) -> Sequence[Attack]:
-        """A round a restart and target."""
-        return [
-            APGDRound(name=self.name, rank=rank, restart=restart, steps=self.steps)
-            for restart in range(self.restarts)
-            for rank in range(1, min(self.targets, num_classes - 1) + 1)
-        ]
+    def rounds(self, num_classes: int) -> int:
+        """A round a restart and target: all targets once, then all again."""
+        return self.restarts * self._ranks(num_classes)
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        return run_rounds(self, model, batch, threat=threat, seed=seed)
+    def _ranks(self, num_classes: int) -> int:
+        return min(self.targets, num_classes - 1)
+
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        check_norm(self.name, threat)
+        with borrowed(model):
+            with torch.no_grad():
+                logits = widen(model(batch.x))
+            target = losses.likely_wrong(logits, batch.y, round % self._ranks(logits.shape[1]) + 1)
+            ascent = Ascent(model, batch.y, partial(losses.dlr_targeted, target=target))
+            start = starting_point(self.name, batch, round, threat=threat, seed=seed)
+            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
+            return settle(model, batch, x, threat=threat)
+
+
+def starting_point(attack: str, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Tensor:
+    """A random perturbation of norm eps: a random one from the ball, drawn out to its surface."""
+    start = threat.random_start(seed, f"{attack}/{threat}", batch.index, round, batch.x)
+    length = threat.norm(start)
+    stretch = torch.where(length > 0, threat.eps / length, 1)
+    return start * per_sample(stretch, start).to(start.dtype)
+
+
+def check_norm(attack: str, threat: Threat) -> None:
+    """Refuse a norm without a search."""
+    if threat.name not in SEARCHES:
+        raise GeneralistError(f"{attack} knows no norm {threat.name!r}; it has {', '.join(SEARCHES)}")

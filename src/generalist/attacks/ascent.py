@@ -29,7 +29,10 @@ class Point:
 
 
 class Ascent:
-    """Points visited on the way up. Losses and margins that are nan count as -inf: such a point is never the best."""
+    """Points visited on the way up. One whose loss is nan is never the best, nor the most wrong where its margin is.
+
+    Nothing is larger than nan, so a first point without a number counts as -inf.
+    """
 
     best: Point
     """For each sample the point of largest loss."""
@@ -37,13 +40,14 @@ class Ascent:
     most_wrong: Tensor
     """For each sample the image of largest margin: misclassified if any was, and the safest of these from rounding."""
 
-    def __init__(self, model: Classifier, y: Tensor, loss: SampleLoss) -> None:
-        self._model, self._y, self._loss = model, y, loss
+    def __init__(self, model: Classifier, y: Tensor, loss: SampleLoss, *, draws: int = 1) -> None:
+        self._model, self._y, self._loss, self._draws = model, y, loss, draws
 
     def begin(self, x: Tensor) -> Point:
         """Forget all, and visit `x`."""
-        point, self._margin = self._measure(x)
-        self.best, self.most_wrong = point, x
+        point, margins = self._measure(x)
+        point = Point(point.x, _ordered(point.loss), point.gradient)
+        self.best, self.most_wrong, self._margin = point, x, _ordered(margins)
         return point
 
     def go(self, x: Tensor) -> Point:
@@ -52,21 +56,32 @@ class Ascent:
         better = point.loss > self.best.loss
         self.best = Point(
             x=pick(better, x, self.best.x),
-            loss=torch.where(better, point.loss, self.best.loss),
+            loss=torch.fmax(point.loss, self.best.loss),
             gradient=pick(better, point.gradient, self.best.gradient),
         )
         worse = margins > self._margin
         self.most_wrong = pick(worse, x, self.most_wrong)
-        self._margin = torch.where(worse, margins, self._margin)
+        self._margin = torch.fmax(margins, self._margin)
         return point
 
     def _measure(self, x: Tensor) -> tuple[Point, Tensor]:
+        """Loss, gradient and margin at `x`: of one pass, or means over several where the model answers at random."""
+        point, margins = self._pass(x)
+        if self._draws == 1:
+            return point, margins
+        loss, gradient = point.loss, point.gradient
+        for _ in range(self._draws - 1):
+            again, more = self._pass(x)
+            loss, gradient, margins = loss + again.loss, gradient + again.gradient, margins + more
+        return Point(point.x, loss / self._draws, gradient / self._draws), margins / self._draws
+
+    def _pass(self, x: Tensor) -> tuple[Point, Tensor]:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             logits = widen(self._model(x))
             loss = self._loss(logits, self._y)
             gradient = gradient_of(loss.sum(), x)
-        return Point(x.detach(), _ordered(loss), gradient), _ordered(margin(logits, self._y))
+            return Point(x.detach(), loss.detach(), gradient), margin(logits.detach(), self._y)
 
 
 class Search(Protocol):
@@ -76,5 +91,4 @@ class Search(Protocol):
 
 
 def _ordered(values: Tensor) -> Tensor:
-    values = values.detach()
     return torch.where(values.isnan(), -torch.inf, values)

@@ -1,45 +1,61 @@
-"""AutoAttack (Croce & Hein 2020): four attacks one after the other, each on what those before it did not break."""
+"""AutoAttack (Croce & Hein 2020): attacks one after the other, each on what those before it did not break."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from generalist.attacks.apgd import APGD, TargetedAPGD
 from generalist.attacks.base import Attack, Found, verdict
 from generalist.attacks.fab import FAB
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, class_count
+from generalist.attacks.rounds import class_count
 from generalist.attacks.square import Square
 from generalist.attacks.threats import Threat
 from generalist.data.sets import Batch
 
-STANDARD: tuple[InRounds, ...] = (APGD(), TargetedAPGD(), FAB(targets=9), Square())
+STANDARD: tuple[Attack, ...] = (APGD(), TargetedAPGD(), FAB(targets=9), Square())
 """The reference's `standard`: apgd-ce; apgd-t and fab-t with 9 targets; 100 steps each; square with 5,000 queries."""
+
+STANDARD_L1: tuple[Attack, ...] = (APGD(restarts=5), TargetedAPGD(targets=5), FAB(targets=9), Square())
+"""The reference's `standard` for l1: more starts of apgd-ce, fewer targets of apgd-t."""
+
+PLUS: tuple[Attack, ...] = (
+    APGD(restarts=5),
+    APGD(loss="dlr", restarts=5),
+    FAB(restarts=5),
+    Square(),
+    TargetedAPGD(),
+    FAB(targets=9),
+)
+"""The reference's `plus`: five restarts of the attacks without target, and those of `standard`."""
+
+RAND: tuple[Attack, ...] = (APGD(draws=20), APGD(loss="dlr", draws=20))
+"""The reference's `rand`, for models that answer at random: each gradient is the mean over 20 passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
-    """`aa`: the standard ensemble. A sample that is broken leaves; the later attacks see the rest only."""
+    """An ensemble: `aa`, `aa-plus`, `aa-rand`. A sample that is broken leaves; the later attacks see the rest only."""
 
-    attacks: tuple[InRounds, ...] = STANDARD
+    name: str = "aa"
+    attacks: tuple[Attack, ...] = STANDARD
 
-    @property
-    def name(self) -> str:
-        return "aa"
-
-    def rounds(self, num_classes: int) -> Sequence[Attack]:
-        return [part for attack in self.attacks for part in attack.rounds(num_classes)]
+    def attacks_for(self, threat: Threat) -> tuple[Attack, ...]:
+        """The attacks in their order; the standard ensemble has other settings for l1."""
+        return STANDARD_L1 if self.attacks == STANDARD and threat.name == "l1" else self.attacks
 
     def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        """All attacks on one batch: for each sample the first success, or the last try."""
         with borrowed(model):
             natural = verdict(model, batch, batch.x, threat=threat)
             x, broken = batch.x.clone(), natural.broken.clone()
-            for part in self.rounds(class_count(model, batch)):
-                left = (~broken).nonzero().squeeze(1)  # waits for the device, once a round
-                if len(left) == 0:
-                    break
-                rest = Batch(x=batch.x[left], y=batch.y[left], index=batch.index[left])
-                found = part.run(model, rest, threat=threat, seed=seed)
-                x[left], broken[left] = found.x, found.broken
+            classes = class_count(model, batch)
+            for attack in self.attacks_for(threat):
+                for i in range(attack.rounds(classes)):
+                    left = (~broken).nonzero().squeeze(1)  # waits for the device, once a round
+                    if len(left) == 0:
+                        return Found(x=x, broken=broken)
+                    rest = Batch(x=batch.x[left], y=batch.y[left], index=batch.index[left])
+                    found = attack.run_round(model, rest, left.new_full(left.shape, i), threat=threat, seed=seed)
+                    x[left], broken[left] = found.x, found.broken
             return Found(x=x, broken=broken)

@@ -29,12 +29,26 @@ class Found:
 
 
 class Attack(Protocol):
-    """An attack with its settings. A sample's result depends on the sample, the seed and the threat alone."""
+    """An attack with its settings: one or more rounds, each a restart or a target or both.
+
+    A round's result for a sample depends on (sample, round, seed, threat) alone: neither on other rounds nor on the
+    batch around it. So a batch may hold samples that are in different rounds.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found: ...
+    def rounds(self, num_classes: int) -> int:
+        """How many rounds there are against a model of so many classes."""
+        ...
+
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        """Attack each sample in its own round: int64 [B], each from 0 to less than `rounds`."""
+        ...
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        """All rounds on one batch: for each sample the first success, or the last try."""
+        ...
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from generalist.attacks.ascent import pick
 from generalist.attacks.base import Found
 from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, borrowed, gradient_of
-from generalist.attacks.pgd_attack import PGDRound, summed_margin
-from generalist.attacks.rounds import check_counts, settle
+from generalist.attacks.pgd_attack import restarted_pgd, summed_margin
+from generalist.attacks.rounds import InRounds, check_counts, settle
 from generalist.attacks.threats import L2, Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -31,7 +31,7 @@ NO_LIMIT = 1e10
 
 
 @dataclass(frozen=True, kw_only=True)
-class CW:
+class CW(InRounds):
     """PGD on the margin: the largest other logit less that of the label."""
 
     steps: int = 20
@@ -43,13 +43,13 @@ class CW:
     def name(self) -> str:
         return "cw"
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        attack = PGDRound(name=self.name, steps=self.steps, loss=summed_margin)
-        return attack.run(model, batch, threat=threat, seed=seed)
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, loss=summed_margin)
+        return settle(model, batch, x, threat=threat)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CWL2:
+class CWL2(InRounds):
     """The smallest perturbation in l2; a sample is broken where it is at most eps. Nothing is random."""
 
     steps: int = 1000
@@ -74,7 +74,7 @@ class CWL2:
     def name(self) -> str:
         return "cw-l2"
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
         if not isinstance(threat, L2):
             raise GeneralistError(f"cw-l2 looks for small l2 perturbations and cannot judge {threat}: use cw for it")
         with borrowed(model):

@@ -12,7 +12,7 @@ random start of a restart, so it does not depend on a step size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch import Tensor
 from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import likely_wrong
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.projections import dual_norm, to_plane
-from generalist.attacks.rounds import per_sample, run_rounds
+from generalist.attacks.projections import dual_norm, step_to_plane
+from generalist.attacks.rounds import InRounds, per_sample
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -34,7 +34,9 @@ FINAL_NUDGE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
+class FAB(InRounds):
+    """FAB with its restarts; with `targets`, FAB-T. AutoAttack's is `FAB(targets=9)`."""
+
     iterations: int = 100
     """Steps of a round; each costs two forward passes and a backward pass (untargeted: one backward a class)."""
 
@@ -47,82 +49,17 @@ class _Settings:
     beta: float = 0.9
     """The share of its perturbation that a misclassified point keeps when it is pulled back to the original."""
 
-    def __post_init__(self) -> None:
-        if self.iterations < 0:
-            raise ValueError(f"iterations must be 0 or more, not {self.iterations}")
-        if not (0 <= self.alpha_max <= 1 and self.eta >= 1 and 0 < self.beta < 1):
-            raise ValueError("FAB needs 0 <= alpha_max <= 1, eta >= 1 and 0 < beta < 1; the paper's: 0.1, 1.05, 0.9")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FabRound(_Settings):
-    """One restart, towards one class or the nearest: a pure function of the sample."""
-
-    restart: int = 0
-    """0 starts at the image itself, any other at a random point half of eps away."""
-
-    target: int | None = None
-    """k looks at the boundary to the k-th likeliest wrong class alone; None at that to the nearest class."""
-
-    @property
-    def name(self) -> str:
-        return "fab" if self.target is None else "fab-t"
-
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        with borrowed(model):
-            return verdict(model, batch, self._search(model, batch, threat, seed), threat=threat)
-
-    def _search(self, model: Classifier, batch: Batch, threat: Threat, seed: int) -> Tensor:
-        natural, y = widen(batch.x.detach()), batch.y
-        logits = _logits(model, batch.x)
-        wrong = _misclassified(logits, y)
-        target = None if self.target is None else likely_wrong(logits, y, self.target)
-        best, distance = natural, torch.where(wrong, 0, torch.inf).to(natural.dtype)
-        x = self._start(batch, threat, seed)
-        for _ in range(self.iterations):
-            value, normal = _boundary(model, x.to(batch.x.dtype), y, target, threat)
-            x = self._step(x, natural, value, normal, threat)
-            crossed = _misclassified(_logits(model, x.to(batch.x.dtype)), y)
-            best, distance = _nearer(best, distance, x, crossed, natural, threat)
-            x = torch.where(per_sample(crossed, x), natural + self.beta * (x - natural), x)
-        best, distance = _final_search(model, batch, natural, best, distance, threat)
-        last = torch.where(per_sample(distance.isfinite(), x), best, x)
-        inside = perturb(natural, threat.project(last - natural))
-        return torch.where(per_sample(distance <= threat.eps, x), best, inside).to(batch.x.dtype)
-
-    def _start(self, batch: Batch, threat: Threat, seed: int) -> Tensor:
-        natural = widen(batch.x.detach())
-        if self.restart == 0:
-            return natural
-        purpose = f"{self.name}/{threat}/{self.target or 0}"
-        draw = threat.random_start(seed, purpose, batch.index, self.restart, natural)
-        length = threat.norm(draw).clamp_min(torch.finfo(natural.dtype).tiny)
-        return perturb(natural, draw * per_sample(threat.eps / 2 / length, draw))
-
-    def _step(self, x: Tensor, natural: Tensor, value: Tensor, normal: Tensor, threat: Threat) -> Tensor:
-        slope = torch.nan_to_num(widen(normal))
-        gap = (slope * (natural - x)).flatten(1).sum(1, dtype=torch.float64)
-        # One call for both points: half as many kernels.
-        steps = to_plane(threat, torch.cat([x, natural]), torch.cat([slope, slope]), torch.cat([value, value + gap]))
-        here, origin = steps.chunk(2)
-        near, far = threat.norm(here), threat.norm(origin)
-        share = torch.where(near + far > 0, near / (near + far), 0).clamp_max(self.alpha_max)
-        alpha = per_sample(share, x)
-        return ((1 - alpha) * (x + self.eta * here) + alpha * (natural + self.eta * origin)).clamp(0, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FAB(_Settings):
-    """FAB with its restarts; with `targets`, FAB-T. AutoAttack's is `FAB(targets=9)`."""
-
     restarts: int = 1
-    """How often each class is tried; the first time from the image itself."""
+    """How often each class is tried: first from the image itself, then from random points half of eps away."""
 
     targets: int | None = None
     """How many of the likeliest wrong classes are tried one by one, at most all; None for untargeted FAB."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.iterations < 0:
+            raise ValueError(f"iterations must be 0 or more, not {self.iterations}")
+        if not (0 <= self.alpha_max <= 1 and self.eta >= 1 and 0 < self.beta < 1):
+            raise ValueError("FAB needs 0 <= alpha_max <= 1, eta >= 1 and 0 < beta < 1; the paper's: 0.1, 1.05, 0.9")
         if self.restarts < 1:
             raise ValueError(f"restarts must be 1 or more, not {self.restarts}")
         if self.targets is not None and self.targets < 1:
@@ -132,16 +69,54 @@ class FAB(_Settings):
     def name(self) -> str:
         return "fab" if self.targets is None else "fab-t"
 
-    def rounds(self, num_classes: int) -> list[FabRound]:
-        """The rounds in the order in which to try them on what is not broken yet."""
+    def rounds(self, num_classes: int) -> int:
+        """All restarts of the likeliest class, then of the next."""
         if num_classes < 2:
             raise GeneralistError(f"the model has {num_classes} outputs per image: an attack needs 2 classes or more")
-        ranks = [None] if self.targets is None else list(range(1, min(self.targets, num_classes - 1) + 1))
-        first = FabRound(iterations=self.iterations, alpha_max=self.alpha_max, eta=self.eta, beta=self.beta)
-        return [replace(first, restart=j, target=k) for k in ranks for j in range(self.restarts)]
+        return self.restarts * (1 if self.targets is None else min(self.targets, num_classes - 1))
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        return run_rounds(self, model, batch, threat=threat, seed=seed)
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        with borrowed(model):
+            return verdict(model, batch, self._search(model, batch, round, threat, seed), threat=threat)
+
+    def _search(self, model: Classifier, batch: Batch, round: Tensor, threat: Threat, seed: int) -> Tensor:
+        natural, y = widen(batch.x.detach()), batch.y
+        logits = _logits(model, batch.x)
+        wrong = _misclassified(logits, y)
+        target = None if self.targets is None else likely_wrong(logits, y, round // self.restarts + 1)
+        best, distance = natural, torch.where(wrong, 0, torch.inf).to(natural.dtype)
+        x = self._start(batch, round, threat, seed)
+        for _ in range(self.iterations):
+            value, normal = _boundary(model, x.to(batch.x.dtype), y, target, threat)
+            x = self._step(x, natural, value, normal, threat)
+            crossed = _led(_logits(model, x.to(batch.x.dtype)), y)
+            delta = x - natural
+            best, distance = _nearer(best, distance, x, crossed, threat.norm(delta))
+            x = torch.where(per_sample(crossed, x), torch.add(natural, delta, alpha=self.beta), x)
+        best, distance = _final_search(model, batch, natural, best, distance, threat)
+        last = torch.where(per_sample(distance.isfinite(), x), best, x)
+        inside = perturb(natural, threat.project(last - natural))
+        return torch.where(per_sample(distance <= threat.eps, x), best, inside).to(batch.x.dtype)
+
+    def _start(self, batch: Batch, round: Tensor, threat: Threat, seed: int) -> Tensor:
+        natural = widen(batch.x.detach())
+        if self.restarts == 1:
+            return natural
+        draw = threat.random_start(seed, f"{self.name}/{threat}", batch.index, round, natural)
+        length = threat.norm(draw).clamp_min(torch.finfo(natural.dtype).tiny)
+        away = perturb(natural, draw * per_sample(threat.eps / 2 / length, draw))
+        return torch.where(per_sample(round % self.restarts == 0, away), natural, away)
+
+    def _step(self, x: Tensor, natural: Tensor, value: Tensor, normal: Tensor, threat: Threat) -> Tensor:
+        """From x and from the original to the plane and a little beyond, and a mixture of the two points."""
+        slope = torch.nan_to_num(widen(normal)).flatten(1)
+        points = torch.stack([x, natural]).flatten(2)
+        gap = (slope * (points[1] - points[0])).sum(1, dtype=torch.float64)
+        steps = step_to_plane(threat, points, slope, torch.stack([value, value + gap]))
+        near, far = threat.norm(steps.flatten(0, 1)).chunk(2)
+        share = torch.nan_to_num(near / (near + far)).clamp_max(self.alpha_max)  # 0 where neither moves
+        here, origin = torch.add(points, steps, alpha=self.eta)
+        return torch.lerp(here, origin, share.unsqueeze(1)).clamp(0, 1).reshape(x.shape)
 
 
 @torch.no_grad()
@@ -153,11 +128,13 @@ def _misclassified(logits: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(1) != y) & ~logits.isnan().any(1)  # a model without an answer is not a success
 
 
-def _nearer(
-    best: Tensor, distance: Tensor, x: Tensor, crossed: Tensor, natural: Tensor, threat: Threat
-) -> tuple[Tensor, Tensor]:
+def _led(logits: Tensor, y: Tensor) -> Tensor:
+    """Whether another class leads the true one. Not where two lead alike or one is nan: the verdict looks at those."""
+    return logits.gather(1, y.unsqueeze(1)).squeeze(1) < logits.amax(1)
+
+
+def _nearer(best: Tensor, distance: Tensor, x: Tensor, crossed: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest misclassified images so far, and how far they are."""
-    size = threat.norm(x - natural)
     nearer = crossed & (size < distance)
     return torch.where(per_sample(nearer, x), x, best), torch.where(nearer, size, distance)
 
@@ -172,14 +149,18 @@ def _boundary(model: Classifier, x: Tensor, y: Tensor, target: Tensor | None, th
                 "the logits have no gradient with respect to the images: "
                 "the model must not detach its input, nor run under no_grad or inference_mode"
             )
-        lead = logits - logits.gather(1, y.unsqueeze(1))
-        if target is not None:
-            value = lead.gather(1, target.unsqueeze(1)).squeeze(1)
-            return value.detach(), torch.autograd.grad(value.sum(), x)[0]
-        return _nearest_class(lead, x, y, lambda normal: dual_norm(threat, normal))
+    lead = (logits - logits.gather(1, y.unsqueeze(1))).detach()
+    if target is None:
+        return _nearest_class(logits, lead, x, y, lambda normal: dual_norm(threat, normal))
+    # The gradient of the difference of two logits, without a graph for that difference.
+    seed = torch.zeros_like(lead).scatter_(1, target.unsqueeze(1), 1).scatter_(1, y.unsqueeze(1), -1)
+    (normal,) = torch.autograd.grad(logits, x, seed)
+    return lead.gather(1, target.unsqueeze(1)).squeeze(1), normal
 
 
-def _nearest_class(lead: Tensor, x: Tensor, y: Tensor, steepness: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _nearest_class(
+    logits: Tensor, lead: Tensor, x: Tensor, y: Tensor, steepness: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Of all wrong classes the one whose tangent plane is nearest, regardless of the box.
 
     A backward pass a class, of which the nearest so far is kept: gradients of all classes would not fit for many.
@@ -187,13 +168,16 @@ def _nearest_class(lead: Tensor, x: Tensor, y: Tensor, steepness: Callable[[Tens
     classes = lead.shape[1]
     value, normal = torch.zeros_like(lead[:, 0]), torch.zeros_like(x)
     nearest = torch.full_like(value, torch.inf)
+    own = torch.zeros_like(lead).scatter_(1, y.unsqueeze(1), 1)
     for k in range(classes):
-        (gradient,) = torch.autograd.grad(lead[:, k].sum(), x, retain_graph=k < classes - 1)
+        seed = -own
+        seed[:, k] += 1
+        (gradient,) = torch.autograd.grad(logits, x, seed, retain_graph=k < classes - 1)
         steep = steepness(gradient)
-        away = torch.where((steep > 0) & (y != k), lead[:, k].detach().abs() / steep, torch.inf)
+        away = torch.where((steep > 0) & (y != k), lead[:, k].abs() / steep, torch.inf)
         nearer = away < nearest
         nearest = torch.where(nearer, away, nearest)
-        value = torch.where(nearer, lead[:, k].detach(), value)
+        value = torch.where(nearer, lead[:, k], value)
         normal = torch.where(per_sample(nearer, x), gradient, normal)
     return value, normal
 
@@ -220,7 +204,7 @@ def _final_search(
         x = perturb(natural, per_sample(part, end) * (end - natural))
         logits = _logits(model, x.to(dtype))
         crossed = _misclassified(logits, y)
-        best, distance = _nearer(best, distance, x, crossed & distance.isfinite(), natural, threat)
+        best, distance = _nearer(best, distance, x, crossed & distance.isfinite(), threat.norm(x - natural))
         low, at_low = torch.where(crossed, low, part), torch.where(crossed, at_low, lead(logits))
         high, at_high = torch.where(crossed, part, high), torch.where(crossed, lead(logits), at_high)
     return best, distance

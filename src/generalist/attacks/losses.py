@@ -55,12 +55,15 @@ def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return gap / _spread(top[:, 0] - (top[:, 2] + top[:, 3]) / 2, top)
 
 
-def likely_wrong(logits: Tensor, y: Tensor, rank: int) -> Tensor:
-    """The wrong class with the `rank`-th largest logit, 1 for the likeliest; of equal ones the first."""
-    if not 1 <= rank < logits.shape[1]:
+def likely_wrong(logits: Tensor, y: Tensor, rank: int | Tensor) -> Tensor:
+    """The wrong class with the `rank`-th largest logit, 1 for the likeliest; of equal ones the first.
+
+    Each sample may have its own rank, [B]: from 1 to less than the number of classes, which is not looked at.
+    """
+    if isinstance(rank, int) and not 1 <= rank < logits.shape[1]:
         raise GeneralistError(f"there is no wrong class number {rank} among {logits.shape[1]} classes")
     order = others(torch.nan_to_num(logits), y).argsort(dim=1, descending=True, stable=True)
-    return order[:, rank - 1]
+    return order[:, rank - 1] if isinstance(rank, int) else _chosen(order, rank - 1)
 
 
 def others(logits: Tensor, y: Tensor) -> Tensor:

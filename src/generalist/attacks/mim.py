@@ -10,14 +10,14 @@ from torch import Tensor
 
 from generalist.attacks.base import Found
 from generalist.attacks.pgd import Classifier, borrowed, input_gradient, starting_point, summed_cross_entropy
-from generalist.attacks.rounds import check_counts, per_sample, settle
+from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
 from generalist.attacks.threats import Threat, perturb
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class MIM:
+class MIM(InRounds):
     """Momentum iterative attack from a random start in the ball, as PGD has it."""
 
     steps: int = 20
@@ -33,10 +33,10 @@ class MIM:
     def name(self) -> str:
         return "mim"
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
         x, size = batch.x, threat.default_step(self.steps)
         purpose = f"{self.name}/{threat}"
-        start = starting_point(threat, "uniform", seed=seed, purpose=purpose, index=batch.index, step=0, like=x)
+        start = starting_point(threat, "uniform", seed=seed, purpose=purpose, index=batch.index, step=round, like=x)
         adversarial = perturb(x, threat.project(start))
         gathered = torch.zeros_like(x)
         with borrowed(model):

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from generalist.attacks import losses
-from generalist.attacks.base import Attack, Found
+from generalist.attacks.base import Found
 from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, pgd, summed_cross_entropy
-from generalist.attacks.rounds import check_counts, run_rounds, settle
+from generalist.attacks.rounds import InRounds, check_counts, settle
 from generalist.attacks.threats import Threat
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class PGDRound:
-    """One restart of PGD from a random point of the ball."""
-
-    name: str
-    steps: int
-    step: float | None = None
-    """Length of a step; by default the threat's own."""
-    restart: int = 0
-    loss: BatchLoss = summed_cross_entropy
-
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        # One purpose whatever the loss and the steps: the start is the one that accuracy under PGD uses elsewhere.
-        x = pgd(
-            model,
-            batch.x,
-            batch.y,
-            threat=threat,
-            options=AttackOptions(steps=self.steps, step=self.step),
-            seed=seed,
-            purpose=f"pgd/{threat}",
-            index=batch.index,
-            step=self.restart,
-            loss=self.loss,
-        )
-        return settle(model, batch, x, threat=threat)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PGD:
+class PGD(InRounds):
     """PGD on the cross-entropy: `pgd-20` is PGD(steps=20)."""
 
     steps: int = 20
@@ -62,15 +33,42 @@ class PGD:
     def name(self) -> str:
         return f"pgd-{self.steps}"
 
-    def rounds(self, num_classes: int) -> Sequence[Attack]:
+    def rounds(self, num_classes: int) -> int:
         """A round a restart, whatever the number of classes."""
-        return [
-            PGDRound(name=self.name, steps=self.steps, step=self.step, restart=restart)
-            for restart in range(self.restarts)
-        ]
+        return self.restarts
 
-    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        return run_rounds(self, model, batch, threat=threat, seed=seed)
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, step=self.step)
+        return settle(model, batch, x, threat=threat)
+
+
+def restarted_pgd(
+    model: Classifier,
+    batch: Batch,
+    restart: Tensor,
+    *,
+    threat: Threat,
+    seed: int,
+    steps: int,
+    step: float | None = None,
+    loss: BatchLoss = summed_cross_entropy,
+) -> Tensor:
+    """PGD from the random start of each sample's restart [B].
+
+    One purpose whatever the loss and the steps: the first start is the one that accuracy under PGD uses elsewhere.
+    """
+    return pgd(
+        model,
+        batch.x,
+        batch.y,
+        threat=threat,
+        options=AttackOptions(steps=steps, step=step),
+        seed=seed,
+        purpose=f"pgd/{threat}",
+        index=batch.index,
+        step=restart,
+        loss=loss,
+    )
 
 
 def summed_margin(logits: Tensor, y: Tensor) -> Tensor:

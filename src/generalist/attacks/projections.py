@@ -18,7 +18,9 @@ from generalist.attacks.threats import L1, L2, Linf, Threat, widen
 from generalist.core.registry import Registry
 
 Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(slopes [B, d], rooms [B, d], gap [B, 1]) to the amounts [B, d] of the smallest norm; gap is float64."""
+"""(slopes [B, d], rooms [..., B, d], gap [..., B, 1]) to the amounts of the smallest norm; gap is float64.
+
+Amounts where the slope is 0 mean nothing."""
 
 AMOUNTS: Registry[Amounts] = Registry("norm of a projection onto hyperplanes")
 
@@ -39,25 +41,28 @@ def to_plane(threat: Threat, x: Tensor, normal: Tensor, value: Tensor) -> Tensor
     `value` [B] is the function at `x`, `normal` its gradient. The step is zero where the gradient is, and leads to the
     corner nearest to the plane where the box does not reach it. Never nan, whatever the gradient.
     """
-    amounts = AMOUNTS.get(threat.name)
     rows = widen(x).flatten(1)
-    slopes = torch.nan_to_num(widen(normal)).flatten(1).to(rows.dtype)
-    gap = torch.nan_to_num(widen(value)).double().unsqueeze(1)
+    normal = widen(normal).flatten(1).to(rows.dtype)
+    return step_to_plane(threat, rows, torch.nan_to_num(normal), widen(value)).reshape(x.shape)
+
+
+def step_to_plane(threat: Threat, rows: Tensor, normal: Tensor, value: Tensor) -> Tensor:
+    """The same for rows [..., B, d] with finite gradients [B, d] and values [..., B]: several points with one plane."""
+    amounts = AMOUNTS.get(threat.name)
+    sizes = normal.abs()
     # Divided by the largest slope, so that the squares of tiny and of huge gradients stay in range.
-    largest = slopes.abs().amax(1, keepdim=True)
-    scale = torch.where(largest > 0, largest, 1)
-    slopes, gap = slopes / scale, torch.where(largest > 0, gap / scale, 0)
-    direction = -slopes.sign() * gap.sign().to(slopes.dtype)
-    room = torch.where(direction > 0, 1 - rows, rows) * direction.abs()
-    step = direction * amounts(slopes.abs(), room, gap.abs())
-    return step.reshape(x.shape)
+    scale = sizes.amax(-1, keepdim=True).clamp_min(torch.finfo(sizes.dtype).tiny)
+    gap = torch.nan_to_num(value).double().unsqueeze(-1) / scale
+    direction = normal.sign() * -gap.sign().to(normal.dtype)
+    room = torch.where(direction > 0, 1 - rows, rows)
+    # Without a direction there is no step, whatever the amount.
+    return direction * amounts(sizes / scale, room, gap.abs())
 
 
 @AMOUNTS.register("linf")
 def linf_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
     """All coordinates move alike until their room is used: m_i = min(r_i, t)."""
-    caps = torch.where(slopes > 0, rooms, 0)
-    return torch.minimum(caps, _level(slopes, caps, gap).to(caps.dtype))
+    return torch.minimum(rooms, _level(slopes, rooms, gap).to(rooms.dtype))
 
 
 @AMOUNTS.register("l2")
@@ -66,36 +71,35 @@ def l2_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
     weights = slopes.square()
     # A slope whose square is not a number above 0 has no say; its cap would be inf.
     caps = torch.where(weights > 0, rooms / slopes, 0)
-    level = _level(weights, caps, gap).to(caps.dtype)
-    return torch.where(weights > 0, torch.minimum(rooms, level * slopes), 0)
+    return torch.minimum(rooms, _level(weights, caps, gap).to(caps.dtype) * slopes)
 
 
 @AMOUNTS.register("l1")
 def l1_amounts(slopes: Tensor, rooms: Tensor, gap: Tensor) -> Tensor:
     """The steepest coordinates use all their room, one after the other, until the gap is closed."""
-    ordered, order = slopes.sort(dim=1, descending=True, stable=True)
-    room = rooms.gather(1, order)
+    ordered, order = slopes.sort(dim=-1, descending=True, stable=True)
+    order = order.expand_as(rooms)
+    room = rooms.gather(-1, order)
     closed = ordered * room
-    before = closed.cumsum(1, dtype=torch.float64) - closed
+    before = closed.cumsum(-1, dtype=torch.float64) - closed
     amounts = torch.where(ordered > 0, ((gap - before) / ordered).clamp_min(0), 0)
-    return torch.zeros_like(slopes).scatter(1, order, torch.minimum(amounts, room.double()).to(slopes.dtype))
+    return torch.zeros_like(room).scatter(-1, order, torch.minimum(amounts, room.double()).to(room.dtype))
 
 
 def _level(weights: Tensor, caps: Tensor, gap: Tensor) -> Tensor:
-    """The t [B, 1] with sum_i weights_i min(caps_i, t) = gap, or the largest cap where no t is enough.
+    """The t [..., 1] with sum_i weights_i min(caps_i, t) = gap, or the largest cap where no t is enough.
 
     The sum is piecewise linear in t with its kinks at the caps, so a sort says on which piece the solution lies. Sums
     over all pixels are taken in float64, the sort in the images' own type.
     """
-    caps, order = caps.sort(dim=1)
-    weights = weights.gather(1, order)
-    zero = torch.zeros_like(gap)
-    # What coordinates with caps below the piece close, and the weights of the others.
-    used = torch.cat([zero, (weights * caps).cumsum(1, dtype=torch.float64)], 1)
-    # Summed from the far end and not subtracted from the total, which would cancel.
-    free = torch.cat([weights.flip(1).cumsum(1, dtype=torch.float64).flip(1), zero], 1)
-    closed = used[:, 1:] + caps * free[:, 1:]
-    piece = (closed < gap).sum(1, keepdim=True)
-    slope = free.gather(1, piece)
-    level = torch.where(slope > 0, (gap - used.gather(1, piece)) / slope, 0)
-    return torch.where(piece < caps.shape[1], level, caps[:, -1:])
+    caps, order = caps.sort(dim=-1)
+    weights = weights.expand_as(caps).gather(-1, order)
+    full = weights * caps
+    # What coordinates of smaller caps close, and the weights of the others: at cap i, those from i on. These are
+    # summed from the far end and not subtracted from the total, which would cancel.
+    before = full.cumsum(-1, dtype=torch.float64) - full
+    free = weights.flip(-1).cumsum(-1, dtype=torch.float64).flip(-1)
+    piece = (before + caps * free < gap).sum(-1, keepdim=True).clamp_max(caps.shape[-1] - 1)
+    # Without weights left the quotient is 0 or huge; in either case the largest cap bounds it.
+    slope = free.gather(-1, piece).clamp_min(torch.finfo(free.dtype).tiny)
+    return torch.minimum((gap - before.gather(-1, piece)) / slope, caps[..., -1:])

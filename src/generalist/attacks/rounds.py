@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -15,26 +14,35 @@ from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
 
-class InRounds(Protocol):
-    """An attack of several rounds. A round's result for a sample does not depend on the rounds before it."""
+class InRounds(ABC):
+    """What attacks share: `run` follows from `rounds` and `run_round`. One round unless an attack says otherwise."""
 
     @property
+    @abstractmethod
     def name(self) -> str: ...
 
-    def rounds(self, num_classes: int) -> Sequence[Attack]: ...
+    def rounds(self, num_classes: int) -> int:
+        return 1
+
+    @abstractmethod
+    def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found: ...
+
+    def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+        return run_rounds(self, model, batch, threat=threat, seed=seed)
 
 
-def run_rounds(attack: InRounds, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
+def run_rounds(attack: Attack, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
     """All rounds over the whole batch: for each sample the first success, or the last try."""
     with borrowed(model):
-        x, broken = batch.x, torch.zeros_like(batch.y, dtype=torch.bool)
-        for part in attack.rounds(class_count(model, batch)):
-            found = part.run(model, batch, threat=threat, seed=seed)
-            x = torch.where(per_sample(broken, x), x, found.x)
-            broken = broken | found.broken
-            if bool(broken.all()):
+        count = attack.rounds(class_count(model, batch))
+        found = attack.run_round(model, batch, torch.zeros_like(batch.y), threat=threat, seed=seed)
+        for i in range(1, count):
+            if bool(found.broken.all()):  # waits for the device, once a round
                 break
-        return verdict(model, batch, x, threat=threat)
+            another = attack.run_round(model, batch, torch.full_like(batch.y, i), threat=threat, seed=seed)
+            x = torch.where(per_sample(found.broken, found.x), found.x, another.x)
+            found = Found(x=x, broken=found.broken | another.broken)
+        return found
 
 
 @torch.no_grad()
@@ -50,7 +58,7 @@ def class_count(model: Classifier, batch: Batch) -> int:
     """How many classes the model tells apart."""
     count = model(batch.x[:1]).shape[1]
     if count < 2:
-        raise GeneralistError(f"an attack needs a model with two classes or more; this one has {count} output")
+        raise GeneralistError(f"an attack needs a model with 2 classes or more; this one has {count} output per image")
     return count
 
 

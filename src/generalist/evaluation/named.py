@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from generalist.attacks.apgd import APGD, TargetedAPGD
-from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.autoattack import PLUS, RAND, AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.cw import CW, CWL2
 from generalist.attacks.fab import FAB
@@ -17,7 +17,7 @@ from generalist.attacks.square import Square
 from generalist.core.errors import GeneralistError
 from generalist.core.registry import unknown_name
 
-ATTACKS: dict[str, Callable[[], Attack]] = {
+ATTACKS: dict[str, Callable[[], Attack | AutoAttack]] = {
     "fgsm": FGSM,
     "cw-l2": CWL2,
     "apgd-ce": APGD,
@@ -27,6 +27,8 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "fab-t": lambda: FAB(targets=9),
     "square": Square,
     "aa": AutoAttack,
+    "aa-plus": lambda: AutoAttack(name="aa-plus", attacks=PLUS),
+    "aa-rand": lambda: AutoAttack(name="aa-rand", attacks=RAND),
 }
 WITH_STEPS: dict[str, Callable[[int], Attack]] = {
     "pgd": lambda steps: PGD(steps=steps),
@@ -36,8 +38,8 @@ WITH_STEPS: dict[str, Callable[[int], Attack]] = {
 """Written with the number of their steps: `pgd-20` really runs 20."""
 
 
-def attack_named(name: str) -> Attack:
-    """The attack of that name, with its usual settings."""
+def attack_named(name: str) -> Attack | AutoAttack:
+    """The attack or the ensemble of that name, with its usual settings."""
     if name in ATTACKS:
         return ATTACKS[name]()
     match = re.fullmatch(r"([a-z]+)-(\d{1,5})", name)

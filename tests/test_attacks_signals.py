@@ -1,0 +1,102 @@
+"""Signs of hidden gradients, each on a model made to show it and on one that does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attack_targets import Flat, digits_network, labelled, network, noise, right_digits
+from torch import Tensor, nn
+
+from generalist.attacks import losses
+from generalist.attacks.signals import (
+    Signals,
+    answers_at_random,
+    answers_in_steps,
+    gradient_signals,
+    not_rising,
+    zero_gradient,
+)
+from generalist.attacks.threats import L2, Linf
+from generalist.core import random
+from generalist.data.sets import Batch
+
+
+class Rounding(nn.Module):
+    """Rounds its input to 8 levels, so that it has no gradient, as a careless defence does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model((x * 8).round() / 8)
+
+
+class Noisy(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return self.model(x + 0.1 * random.normal(self.passes, "noise", shape=x.shape))
+
+
+def batch_for(model: nn.Module, count: int = 40) -> Batch:
+    return labelled(model, noise(count, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5)], ids=str)
+def test_an_honest_network_shows_nothing(threat) -> None:
+    model = digits_network()
+    batch = right_digits(model, 60)
+    signals = gradient_signals(model.train(), batch, threat=threat, seed=0)
+    assert (signals.zero_gradient, signals.random, signals.stepped) == (0, 0, 0)
+    assert signals.not_rising < 0.05
+    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_network_that_rounds_its_input() -> None:
+    model = Rounding(network(dtype=torch.float32))
+    batch = batch_for(model)
+    signals = gradient_signals(model, batch, threat=Linf(0.1), seed=0)
+    assert signals == Signals(zero_gradient=1.0, random=0.0, stepped=signals.stepped, not_rising=1.0)
+    assert signals.stepped > 0.3  # of 16 pixels some lie within 2/255 of a step, in most images
+    assert answers_in_steps(model, batch, seed=0, noise=0.2).all()
+    assert not answers_in_steps(model, batch, seed=0, noise=1e-9).any()
+
+
+def test_a_constant_network_has_no_gradient_but_no_steps() -> None:
+    batch = labelled(Flat(), noise(5, dtype=torch.float32))
+    assert zero_gradient(Flat(), batch).all()
+    assert not answers_in_steps(Flat(), batch, seed=0).any()
+    assert not_rising(Flat(), batch, threat=Linf(0.1), seed=0).all()
+
+
+def test_a_network_that_answers_at_random() -> None:
+    model = network(dtype=torch.float32)
+    batch = batch_for(model)
+    assert answers_at_random(Noisy(model), batch.x).all()
+    assert not answers_at_random(model, batch.x).any()
+    dropout = nn.Sequential(nn.Dropout(), model).train()
+    assert not answers_at_random(dropout, batch.x).any() and dropout.training  # evaluation mode has no dropout
+
+
+def test_a_very_sure_network_has_no_gradient_of_the_cross_entropy_alone() -> None:
+    model = network(dtype=torch.float32)
+    batch = batch_for(model)
+
+    def sure(x: Tensor) -> Tensor:
+        return 1e6 * model(x)
+
+    assert zero_gradient(sure, batch).float().mean() > 0.9
+    assert not zero_gradient(sure, batch, loss=losses.dlr).any()
+
+
+def test_signs_are_repeatable_and_of_the_sample_alone() -> None:
+    model = Rounding(network(dtype=torch.float64))
+    batch = labelled(model, noise(20))
+    rows = torch.tensor([3, 17, 4])
+    few = Batch(x=batch.x[rows], y=batch.y[rows], index=batch.index[rows])
+    assert torch.equal(answers_in_steps(model, few, seed=1), answers_in_steps(model, batch, seed=1)[rows])
+    assert torch.equal(zero_gradient(model, few), zero_gradient(model, batch)[rows])
