@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import Dataset
 
+from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
 from generalist.core.errors import DataError, RunError
 from generalist.core.run import RunDirectory
@@ -18,7 +21,9 @@ from generalist.data.dataset import materialise
 from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
-from generalist.evaluation import Accuracy, check_classifier, evaluate_model
+from generalist.evaluation import Evaluation, check_classifier, evaluate_model
+from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
+from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.recipe import Recipe, load_recipe
 from generalist.stages import run_directory, train_runs
@@ -28,6 +33,7 @@ from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
 
 RunLike = str | Path | RunDirectory
+DEFAULT_THREATS = ("linf:8/255",)
 MAX_SIDE = 4096
 """More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
 
@@ -82,35 +88,59 @@ def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: 
 
 def evaluate(
     model: nn.Module | RunLike,
-    data: Any,
+    data: Any = None,
     *,
-    threats: str | ThreatOptions | Sequence[str | ThreatOptions] = ("linf:8/255",),
-    attacks: str | Sequence[str] = ("natural", "pgd-20"),
+    which: str = "best",
+    threats: str | ThreatOptions | Sequence[str | ThreatOptions] | None = None,
+    attacks: str | Attack | AutoAttack | Sequence[str | Attack | AutoAttack] | None = None,
+    preset: str | None = None,
+    mode: Mode | None = None,
     samples: int | None = None,
-    batch_size: int = 500,
+    batch_size: int | None = None,
+    precision: Precision = "default",
+    shards: str = "1/1",
     seed: int = 0,
     device: str = "auto",
+    out: str | Path | None = None,
+    resume: bool = False,
     trust_code: bool = False,
-) -> dict[str, Accuracy]:
-    """Accuracy of any module that maps [0,1] images to logits, natural and under attack.
+    listener: Callable[[Moment], None] = lambda moment: None,
+) -> Evaluation:
+    """Accuracy of any module that maps [0,1] images to logits, natural and under attack; `.summary` has all the rest.
 
-    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images). One threat or attack
-    needs no list. `samples` takes a seeded random subset. The model is given back in its own mode, on its own device
-    where it is a module.
+    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images); left out, a run's own.
+    One threat or attack needs no list; left out, threats are those a run's learners train against, else linf:8/255.
+    `preset` is papers, standard or quick; without it and `attacks`, natural and pgd-20 are measured. `samples` takes a
+    seeded random subset. With `out`, records and summary are kept in a directory of their own below it, `resume` goes
+    on with them, and `shards="2/4"` evaluates the second of four parts. The model is given back in its own mode, on
+    its own device where it is a module.
     """
-    images = _images(data, trust_code=trust_code)
-    if isinstance(model, nn.Module):
-        where = next((p.device for p in model.parameters()), torch.device("cpu"))
-    else:
-        where = choose_device(device)
-        model = load(model, device=str(where), trust_code=trust_code)
-    check_classifier(model, images, where)
-    index = None if samples is None else subset(len(images), samples, seed)
-    threats = [threats] if isinstance(threats, str | ThreatOptions) else threats
-    attacks = [attacks] if isinstance(attacks, str) else attacks
-    parsed = [threat if isinstance(threat, ThreatOptions) else parse_threat(threat) for threat in threats]
+    usual = preset_named(preset) if preset is not None else Preset(("natural", "pgd-20"), "each")
+    shard, count = _shard(shards)
+    options = suite_options(
+        mode=mode or usual.mode, precision=precision, batch_size=batch_size, seed=seed, shard=shard, shards=count
+    )
+    chosen = usual.attacks if attacks is None else _listed(attacks)
+    home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
+    parsed = _threats(threats, chosen, home, usual)
+    make_plan(chosen, parsed, mode=options.mode, precision=options.precision)  # a wrong name, before anything is read
+    images, split = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
+    subject, network = _subject(model, which, device, trust_code=trust_code)
+    check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
+    wanted = min(usual.samples, len(images)) if samples is None and usual.samples is not None else samples
+    training = ("these are training images: the set has no test split",) if split.endswith("-train") else ()
+    place = Place(Path(out), subject, split, resume=resume, notes=training) if out is not None else None
     return evaluate_model(
-        model, images.to(where), threats=parsed, attacks=attacks, index=index, batch_size=batch_size, seed=seed
+        network,
+        images,
+        threats=parsed,
+        attacks=chosen,
+        index=None
+        if wanted is None or (samples is None and wanted == len(images))
+        else subset(len(images), wanted, seed),
+        options=options,
+        place=place,
+        listener=listener,
     )
 
 
@@ -142,19 +172,92 @@ def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_
     return model
 
 
-def _images(data: Any, *, trust_code: bool) -> Images:
+def _path_of(run: RunLike) -> Path:
+    return run.path if isinstance(run, RunDirectory) else Path(run)
+
+
+def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:
+    """The network under evaluation and what to call it."""
+    if isinstance(model, nn.Module):
+        return type(model).__name__, model
+    path = _path_of(model)
+    network = load(model, which=which, device=device, trust_code=trust_code)
+    return which if path.is_dir() else path.stem, network
+
+
+def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
+    """The recipe of the run that a directory is or a weights file lies in; a file elsewhere has none."""
+    if not path.exists():
+        raise RunError(f"there is no run and no weights file {path}")
+    if path.is_dir():
+        RunDirectory(path).require()
+    places = [path] if path.is_dir() else list(path.absolute().parents)[:3]
+    for place in places:
+        if RunDirectory(place).exists():
+            return load_recipe(RunDirectory(place).recipe, trust_code=trust_code)
+    return None
+
+
+def _listed(
+    attacks: str | Attack | AutoAttack | Sequence[str | Attack | AutoAttack],
+) -> list[str | Attack | AutoAttack]:
+    return [*attacks] if isinstance(attacks, list | tuple) else [cast(str | Attack | AutoAttack, attacks)]
+
+
+def _threats(
+    threats: str | ThreatOptions | Sequence[str | ThreatOptions] | None,
+    attacks: Sequence[str | Attack | AutoAttack],
+    recipe: Recipe | None,
+    preset: Preset,
+) -> list[ThreatOptions]:
+    """Those that are named; else a run's own, and those of the preset in norms that it does not train against."""
+    if threats is None:
+        own = [threat for learner in recipe.learners for threat in learner.threats()] if recipe else []
+        norms = {threat.norm for threat in own}
+        threats = [*own, *(word for word in preset.threats if word.partition(":")[0] not in norms)]
+        if recipe and not threats and any(attack != "natural" for attack in attacks):
+            raise RunError("this run trains against no threat: say which to evaluate, as in --threats linf:8/255")
+        threats = threats if recipe or threats else DEFAULT_THREATS
+    elif not threats and any(attack != "natural" for attack in attacks):
+        raise RunError("threats: none is named, but attacks need one, as in linf:8/255")
+    listed = [threats] if isinstance(threats, str | ThreatOptions) else threats
+    return [threat if isinstance(threat, ThreatOptions) else parse_threat(threat) for threat in listed]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise RunError(f"shards: {text!r} is not a part: write i/n, as in 1/4 for the first of four")
+    return int(match[1]), int(match[2])
+
+
+def _own_images(recipe: Recipe | None, trust_code: bool) -> tuple[Images, str]:
+    """The test images of a run's own data set."""
+    if recipe is None or recipe.data.name == "arrays":
+        raise RunError("the weights do not say which images they are for: name a data set, as in --data cifar10")
+    return _test_split(recipe.data.model_copy(update={"extra": None}), trust_code=trust_code)
+
+
+def _test_split(options: DataOptions, *, trust_code: bool) -> tuple[Images, str]:
+    splits = load_splits(options, trust_code=trust_code)
+    if splits.test is not None:
+        return splits.test, f"{options.name}-test"
+    return splits.train, f"{options.name}-train"
+
+
+def _images(data: Any, *, trust_code: bool) -> tuple[Images, str]:
+    """The images that `data` means, and what to call them."""
     if isinstance(data, str):
         try:
             options = DataOptions(name=data)
         except ValidationError as error:
             raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
-        splits = load_splits(options, trust_code=trust_code)
-        return splits.test if splits.test is not None else splits.train
+        return _test_split(options, trust_code=trust_code)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return from_arrays(data[0], data[1])
+        return from_arrays(data[0], data[1]), "arrays"
     if isinstance(data, Dataset):
-        return materialise(data, name=type(data).__name__)
+        return materialise(data, name=type(data).__name__), type(data).__name__
     if hasattr(data, "augmented"):
         images: Images = data
-        return images
+        return images, images.name
     raise RunError(f"data must be (images, labels), a torch Dataset or a data set's name, not {type(data).__name__}")

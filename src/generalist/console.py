@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from generalist._version import __version__
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.training.loop import Listener
@@ -46,12 +48,20 @@ def clear_endings() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
         figures = str(error).partition(" GPU ")[0]
-        _complain(f"{figures} Make train.batch_size or validation.batch_size smaller, or free memory on the device")
+        remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
+        _complain(f"{figures} {remedy} on the device")
         sys.exit(GeneralistError.exit_code)
     except Exception:
         errors.print_exception()
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
         sys.exit(1)
+
+
+def print_version(wanted: bool) -> None:
+    """The callback of --version."""
+    if wanted:
+        console.print(f"generalist {__version__}")
+        raise typer.Exit
 
 
 def percent(value: float) -> str:

@@ -50,3 +50,16 @@ class AnyPrecision(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x.to(self.dtype))
         return logits
+
+
+class InBfloat16(nn.Module):
+    """The same model under bfloat16 autocast, for searching only: verdicts are the full-precision model's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            logits: Tensor = self.model(x)
+        return logits

@@ -1,0 +1,122 @@
+"""The command `generalist evaluate`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, cast
+
+import typer
+
+from generalist import api
+from generalist.console import print_version
+from generalist.console_evaluation import evaluation_listener, show_evaluation
+from generalist.core.errors import GeneralistError, InterruptedRunError
+from generalist.evaluation.directory import merge_below
+from generalist.evaluation.plan import PRESETS, Mode, Precision
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
+Names = Annotated[str | None, typer.Option(help="Attacks, by commas: natural,pgd-20,aa [default: the preset's].")]
+
+
+def evaluate(
+    subject: Annotated[str, typer.Argument(help="A run directory, or a weights file.", metavar="RUN|FILE")],
+    model: Annotated[str | None, typer.Option(help="best, last or a learner's name [default: best].")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set's name [default: the run's own test images].")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)} [default: standard].")] = None,
+    attacks: Names = None,
+    threats: Annotated[
+        str | None, typer.Option(help="As in linf:8/255,l2:128/255 [default: those the run's learners train against].")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="each: every attack on all; cascade: on survivors [default: the preset's].")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="A seeded random subset of so many images.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch [default: 100, or 1,000 on a GPU].")] = None,
+    precision: Annotated[str, typer.Option(help="default, or fast: search in bfloat16.")] = "default",
+    shards: Annotated[str, typer.Option(help="Evaluate the i-th of n parts.", metavar="I/N")] = "1/1",
+    merge: Annotated[bool, typer.Option("--merge", help="Join the parts that --shards left; nothing is run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an evaluation was stopped.")] = False,
+    seed: Annotated[int, typer.Option(help="Of random starts and of --samples.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Directory for evaluations [default: RUN/evaluation].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Allow import paths in the recipe or --data, which run code.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Measure accuracy, natural and under attack.
+
+    Example: generalist evaluate runs/digits-t --preset quick
+    """
+    if model is not None and Path(subject).is_file():
+        raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
+    if merge:
+        summary = merge_below(out or Path(subject))
+    else:
+        arguments: dict[str, Any] = {
+            "which": model or "best",
+            "data": data,
+            "threats": _listed(threats),
+            "attacks": _listed(attacks),
+            "preset": preset or ("standard" if attacks is None else None),
+            "mode": _one_of("mode", mode, ("each", "cascade")),
+            "samples": samples,
+            "batch_size": batch_size,
+            "precision": _one_of("precision", precision, ("default", "fast")),
+            "shards": shards,
+            "seed": seed,
+            "device": device,
+            "out": out or _default_out(Path(subject)),
+            "resume": resume,
+            "trust_code": trust_code,
+        }
+        summary = _run(subject, arguments, quiet=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=2, sort_keys=True) + "\n")
+    else:
+        show_evaluation(summary)
+
+
+def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    with _clear_stops():
+        if quiet:
+            return api.evaluate(subject, **arguments).summary
+        with evaluation_listener() as listener:
+            return api.evaluate(subject, listener=listener, **arguments).summary
+
+
+def _default_out(subject: Path) -> Path:
+    """Of a run, inside it; a file's evaluations come to lie where the command runs."""
+    return subject / "evaluation" if subject.is_dir() else Path("evaluation")
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> Mode | Precision | None:
+    if value is not None and value not in known:
+        raise GeneralistError(f"--{name} is {' or '.join(known)}, not {value!r}")
+    return cast(Mode | Precision | None, value)
+
+
+@contextmanager
+def _clear_stops() -> Iterator[None]:
+    """SIGINT and SIGTERM end at once: every batch that was finished is recorded already."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise InterruptedRunError("stopped; every finished batch is recorded: go on with --resume", number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

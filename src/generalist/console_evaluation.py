@@ -1,0 +1,107 @@
+"""What `generalist evaluate` shows: progress with time left for each attack, and a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from generalist.console import console
+from generalist.evaluation.suite import Moment
+
+PLAIN_EVERY = 30.0
+"""Seconds between two lines about one attack where no terminal looks on."""
+
+
+@contextmanager
+def evaluation_listener() -> Iterator[Callable[[Moment], None]]:
+    """A bar for each attack on a terminal, else a line when an attack is done and now and then before."""
+    if not console.is_terminal:
+        yield _plain_listener()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def follow(moment: Moment) -> None:
+            if moment.what not in tasks:
+                tasks[moment.what] = progress.add_task("", total=moment.total)
+            text = escape(f"{_place(moment)} {moment.what}: {moment.robust} right")
+            progress.update(tasks[moment.what], description=text, completed=moment.done, total=moment.total)
+
+        yield follow
+
+
+def _plain_listener() -> Callable[[Moment], None]:
+    began: dict[str, float] = {}
+    said = time.monotonic()
+
+    def follow(moment: Moment) -> None:
+        nonlocal said
+        now = time.monotonic()
+        start = began.setdefault(moment.what, now)
+        finished = moment.done == moment.total
+        if not finished and now - said < PLAIN_EVERY:
+            return
+        said = now
+        left = "" if finished else f", {_minutes((now - start) / moment.done * (moment.total - moment.done))} left"
+        text = f"{_place(moment)} {moment.what}: {moment.done} of {moment.total}, {moment.robust} right{left}"
+        console.print(escape(text), soft_wrap=True)
+
+    return follow
+
+
+def _place(moment: Moment) -> str:
+    return f"[{moment.step}/{moment.steps}]"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def show_evaluation(summary: Mapping[str, Any]) -> None:
+    """The table of a summary, what goes across threats, warnings, and where the files lie."""
+    part = f", shard {summary['shard']}" if "shard" in summary else ""
+    title = f"Accuracy (%) of {summary['subject']} on {summary['samples']} images of {summary['split']}{part}"
+    console.print(_table(title, summary))
+    if "union_worst_case" in summary:
+        mean = summary["mean_over_threats"]
+        console.print(
+            f"right under every threat (union, worst case per sample): {_percent(summary['union_worst_case'])}; "
+            f"mean over the threats (the papers' union): {100 * mean['value']:.2f}",
+            soft_wrap=True,
+        )
+    console.print(escape(f"precision: {summary['precision']}; {summary['seconds']['total']:.0f} s"), soft_wrap=True)
+    for warning in summary["warnings"]:
+        console.print(f"[bold]Warning:[/bold] {escape(warning)}", soft_wrap=True)
+    if "directory" in summary:
+        console.print(f"evaluation: {escape(summary['directory'])}", soft_wrap=True)
+
+
+def _table(title: str, summary: Mapping[str, Any]) -> Table:
+    table = Table(title=escape(title), title_justify="left", min_width=len(title))
+    for heading in ("attack", "threat"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("accuracy", "95% interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, accuracy in summary["accuracy"].items():
+        attack, _, threat = name.partition("/")
+        table.add_row(escape(attack), escape(threat), _percent(accuracy), _interval(accuracy))
+    for threat, accuracy in summary["worst_case"].items():
+        if sum(name.endswith(f"/{threat}") for name in summary["accuracy"]) > 1:
+            table.add_row("all of these", escape(threat), _percent(accuracy), _interval(accuracy))
+    return table
+
+
+def _percent(accuracy: Mapping[str, Any]) -> str:
+    return f"{100 * accuracy['value']:.2f}"
+
+
+def _interval(accuracy: Mapping[str, Any]) -> str:
+    low, high = accuracy["interval"]
+    return f"{100 * low:.2f} to {100 * high:.2f}"

@@ -1,0 +1,282 @@
+"""Out of distribution: accuracy on corrupted images, and stability over sequences of small perturbations.
+
+On images of any set the corruptions are generated; results say so, as their numbers are not those of the official
+files, which are evaluated by handing over what `generalist.data.cifar_c` loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from generalist.attacks.accuracy import correct_natural, logits_of
+from generalist.attacks.base import answers
+from generalist.core.errors import GeneralistError
+from generalist.data.cifar_c import CifarC, CifarP
+from generalist.data.corruptions import (
+    COMMON,
+    CORRUPTIONS,
+    SEQUENCES,
+    SEVERITIES,
+    corrupt,
+    is_noise,
+    perturb_sequence,
+)
+from generalist.data.sets import Batch, Images, iterate
+from generalist.evaluation.accuracy import Accuracy
+from generalist.evaluation.classifier import AnyPrecision
+
+STABILITY = (
+    "gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "spatter", "brightness", "translate", "rotate", "tilt",
+    "scale",
+)  # fmt: skip
+"""The ten sequences of the benchmark's mean flip rate."""
+
+_FRAMES = 31
+
+
+def _source(generated: bool) -> str:
+    return "generated, not the official files" if generated else "official files"
+
+
+@dataclass(frozen=True)
+class CorruptionResult:
+    """Accuracy by corruption and severity. Means weigh every corruption alike."""
+
+    data: str
+    generated: bool
+    """Whether the images were corrupted by this library; False for the official files."""
+    seed: int | None
+    """The key of the corruptions' draws; None for the official files, where there are none."""
+    accuracies: Mapping[str, Mapping[int, Accuracy]]
+
+    @property
+    def severities(self) -> list[int]:
+        return list(next(iter(self.accuracies.values())))
+
+    def mean_of(self, name: str) -> float:
+        """The mean over the severities of one corruption."""
+        return fmean(accuracy.value for accuracy in self.accuracies[name].values())
+
+    def mean_at(self, severity: int) -> float:
+        """The mean over the corruptions at one severity."""
+        return fmean(by_severity[severity].value for by_severity in self.accuracies.values())
+
+    @property
+    def level5(self) -> float | None:
+        """The mean over the corruptions at severity 5; None where it was not asked for."""
+        return self.mean_at(5) if 5 in self.severities else None
+
+    @property
+    def mean(self) -> float:
+        """The mean over all corruptions and severities."""
+        return fmean(self.mean_of(name) for name in self.accuracies)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What corruptions.json says: shares from 0 to 1, with Wilson's 95% intervals."""
+        return {
+            "data": self.data,
+            "source": _source(self.generated),
+            "generated": self.generated,
+            "seed": self.seed,
+            "severities": self.severities,
+            "corruptions": {
+                name: {"mean": self.mean_of(name), "severities": {str(s): a.as_json() for s, a in found.items()}}
+                for name, found in self.accuracies.items()
+            },
+            "mean_by_severity": {str(severity): self.mean_at(severity) for severity in self.severities},
+            "level5_mean": self.level5,
+            "mean": self.mean,
+        }
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How a model bears one kind of sequence."""
+
+    accuracy: float
+    """The share of right answers over all frames of all samples."""
+    flip_rate: float
+    """The probability that the answer changes from one frame to the next; for noise, from the first to another one."""
+    frames: int
+
+
+@dataclass(frozen=True)
+class PerturbationResult:
+    """Accuracy and flip rate by sequence. Means weigh every sequence alike."""
+
+    data: str
+    generated: bool
+    seed: int | None
+    samples: int
+    sequences: Mapping[str, Stability]
+
+    @property
+    def mean_accuracy(self) -> float:
+        return fmean(found.accuracy for found in self.sequences.values())
+
+    @property
+    def mean_flip_rate(self) -> float:
+        return fmean(found.flip_rate for found in self.sequences.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shares from 0 to 1."""
+        return {
+            "data": self.data,
+            "source": _source(self.generated),
+            "generated": self.generated,
+            "seed": self.seed,
+            "samples": self.samples,
+            "sequences": {
+                name: {"accuracy": found.accuracy, "flip_rate": found.flip_rate, "frames": found.frames}
+                for name, found in self.sequences.items()
+            },
+            "mean_accuracy": self.mean_accuracy,
+            "mean_flip_rate": self.mean_flip_rate,
+        }
+
+
+def evaluate_corruptions(
+    model: nn.Module,
+    images: Images | CifarC,
+    *,
+    names: Sequence[str] = COMMON,
+    severities: Sequence[int] = SEVERITIES,
+    index: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> CorruptionResult:
+    """Accuracy on the images of `index` (all by default) under each corruption at each severity.
+
+    Images of any set are corrupted here, keyed by the seed and each sample's number; the official files are read as
+    they are. What is named twice counts once.
+    """
+    names, severities = _named("names", names), _named("severities", severities)
+    for severity in severities:
+        _check_severity(severity)
+    index = _check_index(index, len(images), batch_size)
+    model = AnyPrecision(model)
+    right = {name: dict.fromkeys(severities, 0) for name in names}
+    for name, severity, batch in _corrupted(images, list(torch.split(index, batch_size)), names, severities, seed):
+        right[name][severity] += int(correct_natural(model, batch).sum())
+    generated = not isinstance(images, CifarC)
+    return CorruptionResult(
+        data=images.name,
+        generated=generated,
+        seed=seed if generated else None,
+        accuracies={
+            name: {s: Accuracy(count, len(index)) for s, count in counts.items()} for name, counts in right.items()
+        },
+    )
+
+
+def _corrupted(
+    images: Images | CifarC, batches: Sequence[Tensor], names: Sequence[str], severities: Sequence[int], seed: int
+) -> Iterator[tuple[str, int, Batch]]:
+    """Every batch under every corruption at every severity."""
+    wanted = [(name, severity) for name in names for severity in severities]
+    if isinstance(images, CifarC):
+        for index in batches:
+            yield from ((name, severity, images.batch(name, severity, index)) for name, severity in wanted)
+        return
+    for name in names:
+        CORRUPTIONS.get(name)  # a wrong name is told before the first of many batches
+    for batch in iterate(images, batches):
+        for name, severity in wanted:
+            x = corrupt(batch.x, name=name, severity=severity, index=batch.index, seed=seed)
+            yield name, severity, replace(batch, x=x)
+
+
+def evaluate_perturbations(
+    model: nn.Module,
+    images: Images | CifarP,
+    *,
+    names: Sequence[str] = STABILITY,
+    index: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> PerturbationResult:
+    """Accuracy and flip rate over sequences of small perturbations of the images of `index` (all by default).
+
+    Frames of about `batch_size` go through the model at a time.
+    """
+    names = _named("names", names)
+    index = _check_index(index, len(images), batch_size)
+    model = AnyPrecision(model)
+    flips, right, frames = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for name, batch in _sequences(images, list(torch.split(index, max(1, batch_size // _FRAMES))), names, seed):
+        frames[name] = batch.x.shape[1]
+        every = batch.index.repeat_interleave(frames[name])
+        predictions = answers(logits_of(model, batch.x.flatten(0, 1)), every).reshape(batch.x.shape[:2])
+        right[name] += int((predictions == batch.y[:, None]).sum())
+        flips[name] += flip_rate(predictions, noise=is_noise(name)) * len(predictions)
+    generated = not isinstance(images, CifarP)
+    return PerturbationResult(
+        data=images.name,
+        generated=generated,
+        seed=seed if generated else None,
+        samples=len(index),
+        sequences={
+            name: Stability(
+                accuracy=right[name] / (len(index) * frames[name]),
+                flip_rate=flips[name] / len(index),
+                frames=frames[name],
+            )
+            for name in names
+        },
+    )
+
+
+def _sequences(
+    images: Images | CifarP, batches: Sequence[Tensor], names: Sequence[str], seed: int
+) -> Iterator[tuple[str, Batch]]:
+    if isinstance(images, CifarP):
+        for index in batches:
+            yield from ((name, images.sequences(name, index)) for name in names)
+        return
+    for name in names:
+        SEQUENCES.get(name)
+    for batch in iterate(images, batches):
+        for name in names:
+            yield name, replace(batch, x=perturb_sequence(batch.x, name=name, index=batch.index, seed=seed))
+
+
+def flip_rate(predictions: Tensor, *, noise: bool) -> float:
+    """The flip probability of Hendrycks & Dietterich for predictions [N, frames].
+
+    A flip is a frame whose prediction differs from the frame before or, for noise, whose frames have no order, from
+    the first frame.
+    """
+    if predictions.ndim != 2 or predictions.shape[0] < 1 or predictions.shape[1] < 2:
+        raise GeneralistError(f"predictions must be [samples, frames >= 2], not of shape {list(predictions.shape)}")
+    reference = predictions[:, :1] if noise else predictions[:, :-1]
+    return float((predictions[:, 1:] != reference).double().mean())
+
+
+def _named(what: str, values: Sequence[Any]) -> list[Any]:
+    """Each value once, at least one of them."""
+    if isinstance(values, str) or not values:
+        raise GeneralistError(f"{what} must be a list of at least one, not {values!r}")
+    return list(dict.fromkeys(values))
+
+
+def _check_severity(severity: object) -> None:
+    if type(severity) is not int or severity not in SEVERITIES:
+        raise GeneralistError(f"severities must be whole numbers from 1 to 5, not {severity!r}")
+
+
+def _check_index(index: Tensor | None, count: int, batch_size: int) -> Tensor:
+    if batch_size < 1:
+        raise GeneralistError(f"batch_size must be at least 1, not {batch_size}")
+    if index is None:
+        return torch.arange(count)
+    if index.ndim != 1 or len(index) == 0 or index.is_floating_point() or index.dtype == torch.bool:
+        raise GeneralistError("index must be a list of sample numbers, at least one")
+    if int(index.min()) < 0 or int(index.max()) >= count:
+        raise GeneralistError(f"index must hold numbers from 0 to {count - 1}")
+    return index

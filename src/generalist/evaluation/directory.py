@@ -1,0 +1,88 @@
+"""The directory of an evaluation: which one it is, what may be resumed, and how parts are joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from generalist.core.errors import RunError
+from generalist.core.files import write_json
+from generalist.evaluation.identity import key_of, slug
+from generalist.evaluation.records import Header, difference, read_header, read_records, shard_files
+from generalist.evaluation.summary import summarise
+from generalist.evaluation.verdicts import Verdicts
+
+SUMMARY = "summary.json"
+
+
+def choose_folder(out: Path, header: Header, *, resume: bool) -> Path:
+    """The evaluation's own directory below `out`.
+
+    Where `resume` finds no records of this evaluation but an unfinished one of the same subject and images, the user
+    means that one, and has changed something.
+    """
+    folder = out / key_of(header.subject, header.split, header.identity)
+    if resume and not shard_files(folder) and out.is_dir():
+        prefix = f"{slug(header.subject)}-{slug(header.split)}-"
+        for other in sorted(out.iterdir()):
+            found = _any_header(other) if other.name.startswith(prefix) and not (other / SUMMARY).is_file() else None
+            if found is not None:
+                raise RunError(
+                    f"the unfinished evaluation {other} is another one ({difference(found, header)}): "
+                    "repeat its settings to resume it, or leave --resume out"
+                )
+    return folder
+
+
+def check_shards(folder: Path, header: Header) -> None:
+    """Refuse to mix parts of different sizes in one directory."""
+    for _, shards in shard_files(folder):
+        if shards != header.shards:
+            raise RunError(f"{folder} is evaluated in {shards} shards, not {header.shards}: go on with these")
+
+
+def merge(folder: Path) -> dict[str, Any]:
+    """Join the parts in a directory into the summary that one process would have written; it is written, too."""
+    files = shard_files(folder)
+    if not files:
+        raise RunError(f"{folder} has no records to merge: evaluate with --shards i/n first")
+    headers = {shard: _header(path) for (shard, _), path in files.items()}
+    first = headers[min(headers)]
+    if missing := set(range(1, first.shards + 1)) - headers.keys():
+        raise RunError(f"{folder} lacks shard {min(missing)}/{first.shards}: evaluate it, or copy its records here")
+    verdicts = Verdicts(first.whole_index(), first.rounds)
+    for (shard, _), path in files.items():
+        if headers[shard].shared() != first.shared():
+            raise RunError(f"{path} is of another evaluation ({difference(first, headers[shard])}): remove it")
+        read_records(path, verdicts)
+    if count := verdicts.unfinished(first.plan()):
+        raise RunError(f"{folder} is not finished: {count} samples are left; go on with --shards i/n --resume")
+    summary = summarise(first, verdicts)
+    write_json(folder / SUMMARY, summary)
+    return {**summary, "directory": str(folder)}
+
+
+def merge_below(path: Path) -> dict[str, Any]:
+    """`merge` of the directory itself, or of the one evaluation below it that consists of shards."""
+    if shard_files(path):
+        return merge(path)
+    places = [folder for folder in (path, path / "evaluation") if folder.is_dir()]
+    found = [sub for place in places for sub in sorted(place.iterdir()) if any(n > 1 for _, n in shard_files(sub))]
+    unmerged = [folder for folder in found if not (folder / SUMMARY).is_file()] or found
+    if not unmerged:
+        raise RunError(f"{path} has no records to merge: evaluate with --shards i/n first")
+    if len(unmerged) > 1:
+        raise RunError(f"{path} has several evaluations in shards: name one of {', '.join(map(str, unmerged[:5]))}")
+    return merge(unmerged[0])
+
+
+def _header(path: Path) -> Header:
+    header = read_header(path)
+    if header is None:
+        raise RunError(f"{path} has no whole line: evaluate that shard again")
+    return header
+
+
+def _any_header(folder: Path) -> Header | None:
+    found = [read_header(path) for path in shard_files(folder).values()]
+    return next((header for header in found if header is not None), None)

@@ -1,0 +1,67 @@
+"""Full batches, although survivors are few: work is packed by (sample, round), and shapes never change.
+
+In float32 a sample's result can depend on the shape of the batch it is in, never on its companions. So every batch has
+the same number of rows; where there is too little work for one, its rows are repeated and the copies ignored. That
+costs the time of a full batch, and it is what makes verdicts equal bit by bit for any sharding, order and resume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from generalist.core.errors import DataError
+from generalist.data.sets import Batch, Images
+from generalist.evaluation.verdicts import Bools, Ints
+
+CPU_BATCH = 100
+"""Small enough for the activations of a small network to stay in the caches."""
+CUDA_BATCH = 1000
+
+
+def default_batch_size(device: torch.device) -> int:
+    return CUDA_BATCH if device.type == "cuda" else CPU_BATCH
+
+
+def pack(pending: Bools, size: int) -> tuple[Ints, Ints]:
+    """(positions, rounds) of the next batch, at most `size` items of `pending` [rounds, samples].
+
+    The earliest round comes first. Where its samples do not fill the batch, the next rounds of samples that are still
+    unbroken do: a few of those may turn out to have been needless, but their rows would have been empty otherwise.
+    """
+    rounds, positions = np.divmod(np.flatnonzero(pending)[:size], pending.shape[1])
+    return positions.astype(np.int64), rounds.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Feeder:
+    """Fetches samples from an image set, one batch of a fixed shape at a time."""
+
+    images: Images
+    device: torch.device
+    dtype: torch.dtype
+    """float64 for models of that precision, so that their attacks are searched in it, too; else float32."""
+    size: int
+
+    def batch(self, samples: Ints) -> Batch:
+        """These samples, repeated until they fill the batch."""
+        index = torch.from_numpy(np.resize(samples, self.size))
+        batch = self.images.batch(index)
+        return Batch(
+            x=batch.x.to(self.device, self.dtype), y=batch.y.to(self.device), index=batch.index.to(self.device)
+        )
+
+    def rounds(self, rounds: Ints) -> torch.Tensor:
+        """The round of each row of the batch."""
+        return torch.from_numpy(np.resize(rounds, self.size)).to(self.device)
+
+
+def check_images(batch: Batch, name: str) -> None:
+    """Refuse pixels outside [0, 1]: eps would not mean what it says."""
+    low, high = (float(end) for end in batch.x.aminmax())
+    if not (low >= 0 and high <= 1):  # false for nan, too
+        raise DataError(
+            f"{name}: images must lie in [0, 1], not in [{low:g}, {high:g}]: undo the normalisation, or divide by 255"
+        )

@@ -1,0 +1,276 @@
+"""The suite: natural accuracy, then every step of the plan on the samples that still need it, recorded as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import Tensor, nn
+
+from generalist.attacks.accuracy import logits_of
+from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.base import Attack, Found, answers, verdict
+from generalist.attacks.pgd import borrowed
+from generalist.attacks.rounds import class_count
+from generalist.attacks.threats import ThreatOptions
+from generalist.core.errors import DataError, GeneralistError
+from generalist.core.files import write_json
+from generalist.core.options import Options
+from generalist.data.sets import Batch, Images
+from generalist.evaluation.accuracy import NATURAL
+from generalist.evaluation.classifier import AnyPrecision, InBfloat16
+from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
+from generalist.evaluation.examples import make_examples, write_examples
+from generalist.evaluation.identity import identify
+from generalist.evaluation.masking import PROBE, model_warnings
+from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack
+from generalist.evaluation.plan import Mode, Plan, Precision, Step, make_plan
+from generalist.evaluation.records import Header, Recorder, open_records
+from generalist.evaluation.summary import Evaluation, accuracies, summarise
+from generalist.evaluation.verdicts import Ints, Verdicts
+
+
+class SuiteOptions(Options):
+    """How the attacks are run."""
+
+    mode: Mode = "each"
+    """`each`: every attack on every sample, a number of its own. `cascade`: what one attack breaks, later ones do not
+    see, so that each number is the accuracy under all attacks so far."""
+
+    precision: Precision = "default"
+    """`default`: the model's own, under PyTorch's default flags. `fast`: ensembles search in bfloat16; see the docs."""
+
+    batch_size: int | None = None
+    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 100 on the
+    CPU, 1,000 on a GPU. Never more than there are samples."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
+
+    shard: int = Field(default=1, ge=1)
+    """Which part of the samples to evaluate, from 1."""
+
+    shards: int = Field(default=1, ge=1, le=100_000)
+    """The number of parts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+        if self.shard > self.shards:
+            raise ValueError(f"there is no shard {self.shard} of {self.shards}: count from 1 to {self.shards}")
+        return self
+
+
+def suite_options(**values: Any) -> SuiteOptions:
+    """Options of a call or a command line; what is wrong with them in one line."""
+    try:
+        return SuiteOptions(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        text = problem["msg"].removeprefix("Value error, ")
+        raise GeneralistError(f"{place}: {text}" if place else text) from None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far an evaluation is, after a batch."""
+
+    what: str
+    """`natural`, or the threat and the attack."""
+    step: int
+    steps: int
+    done: int
+    """Rounds of samples that are run, and with those that may still be needed:"""
+    total: int
+    robust: int
+    """Samples that the step has not broken so far; for natural, those that are right."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where records go, and under which names."""
+
+    out: Path
+    """The directory below which the evaluation gets its own."""
+    subject: str
+    split: str
+    resume: bool = False
+    notes: tuple[str, ...] = ()
+    """Warnings of the caller's own, for the summary."""
+
+
+def evaluate_model(
+    model: nn.Module,
+    images: Images,
+    *,
+    threats: Sequence[ThreatOptions],
+    attacks: Sequence[str | Attack | AutoAttack] = (NATURAL, "pgd-20"),
+    index: Tensor | None = None,
+    options: SuiteOptions | None = None,
+    place: Place | None = None,
+    listener: Callable[[Moment], None] = lambda moment: None,
+    **settings: Any,
+) -> Evaluation:
+    """Accuracy by `natural`, and by `attack/threat` for each attack and threat, on the images of `index`.
+
+    A sample counts as right under attack only where it is right as it is, too. What is named twice counts once.
+    `settings` are fields of SuiteOptions. Without a `place` nothing is written.
+    """
+    options = options or suite_options(**settings)
+    plan = make_plan(attacks, threats, mode=options.mode, precision=options.precision)
+    whole: Ints = np.arange(len(images)) if index is None else index.cpu().numpy().astype(np.int64)
+    suite = Suite(model, images, whole, plan, options, listener)
+    header = suite.header(place, chosen=index is not None)
+    folder = choose_folder(place.out, header, resume=place.resume) if place else None
+    verdicts = Verdicts(header.index(), header.rounds)
+    if folder is not None:
+        check_shards(folder, header)
+    with open_records(folder, header, verdicts, resume=bool(place and place.resume)) as recorder:
+        suite.run(verdicts, recorder)
+    summary = summarise(header, verdicts)
+    if folder is not None:
+        summary["directory"] = str(folder)
+        suite.leave(folder, summary, verdicts)
+    found = accuracies(plan.columns, verdicts)
+    return Evaluation({name: value for name, value in found.items() if name != NATURAL or NATURAL in attacks}, summary)
+
+
+class Suite:
+    """One model, one image set and one plan, on one device."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        whole: Ints,
+        plan: Plan,
+        options: SuiteOptions,
+        listener: Callable[[Moment], None],
+    ) -> None:
+        self.model = AnyPrecision(model)
+        if options.precision == "fast" and self.model.dtype != torch.float32:
+            raise GeneralistError(f"precision fast is for float32 models, not {self.model.dtype}: use default")
+        self.search = InBfloat16(self.model)
+        self.images, self.whole, self.plan, self.options, self.listener = images, whole, plan, options, listener
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        size = min(options.batch_size or default_batch_size(device), len(whole))
+        dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
+        self.feeder = Feeder(images, device, dtype, size)
+        # The same images for every shard: what is noticed about the model must not depend on the part.
+        self.probe = replace(self.feeder, size=min(size, PROBE)).batch(whole[:PROBE])
+        with borrowed(self.model):
+            self.num_classes = class_count(self.model, self.probe)
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        labels = self.images.labels.cpu()[torch.from_numpy(self.whole)]
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= self.num_classes:
+            raise DataError(
+                f"{self.images.name}: labels range over {low}..{high}, but the model tells {self.num_classes} classes "
+                "apart: renumber the labels from 0, or evaluate the model that belongs to these classes"
+            )
+
+    def header(self, place: Place | None, *, chosen: bool) -> Header:
+        """What the records begin with. Checksums take a while, and are needed only where records are kept."""
+        settings = {
+            "mode": self.options.mode,
+            "precision": self.options.precision,
+            "batch_size": self.feeder.size,
+            "seed": self.options.seed,
+        }
+        device = self.feeder.device
+        return Header(
+            identity=identify(self.model.model, self.images, self.whole, self.plan, **settings) if place else settings,
+            subject=place.subject if place else type(self.model.model).__name__,
+            split=place.split if place else self.images.name,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            classes=self._class_names(),
+            images=len(self.images),
+            indices=self.whole.tolist() if chosen else None,
+            columns=[(column.attack, column.threat, list(column.steps)) for column in self.plan.columns],
+            rounds={step.key: step.attack.rounds(self.num_classes) for step in self.plan.steps},
+            warnings=[*(place.notes if place else ()), *self._warnings()],
+            shard=self.options.shard,
+            shards=self.options.shards,
+        )
+
+    def _warnings(self) -> list[str]:
+        return model_warnings(self.model, self.probe, self.plan, seed=self.options.seed) if self.plan.steps else []
+
+    def _class_names(self) -> list[str]:
+        names = self.images.classes
+        return [*names, *(str(number) for number in range(len(names), self.num_classes))]
+
+    def run(self, verdicts: Verdicts, recorder: Recorder) -> None:
+        """Everything that is not done yet."""
+        self._natural(verdicts, recorder)
+        for number, step in enumerate(self.plan.steps, 1):
+            self._step(step, number, verdicts, recorder)
+
+    def _natural(self, verdicts: Verdicts, recorder: Recorder) -> None:
+        missing, size = np.flatnonzero(~verdicts.answered), self.feeder.size
+        for start in range(0, len(missing), size):
+            started = time.perf_counter()
+            rows = missing[start : start + size]
+            batch = self.feeder.batch(verdicts.index[rows])
+            check_images(batch, self.images.name)
+            count = len(rows)
+            predicted = answers(logits_of(self.model, batch.x)[:count], batch.index[:count]).cpu().numpy()
+            labels = batch.y[:count].cpu().numpy()
+            verdicts.add_natural(rows, labels, predicted)
+            seconds = time.perf_counter() - started
+            verdicts.add_seconds(NATURAL, seconds)
+            recorder.natural(verdicts.index[rows], labels, predicted, seconds)
+            done, right = int(verdicts.answered.sum()), int(verdicts.right.sum())
+            self.listener(Moment(NATURAL, 0, len(self.plan.steps), done, len(verdicts.index), right))
+
+    def _step(self, step: Step, number: int, verdicts: Verdicts, recorder: Recorder) -> None:
+        wanted = verdicts.needed(step.key, self.plan.columns)
+        done = 0
+        while True:
+            started = time.perf_counter()
+            rows, rounds = pack(verdicts.pending(step.key, wanted), self.feeder.size)
+            if len(rows) == 0:
+                return
+            samples = verdicts.index[rows]
+            found = self.attack(step, self.feeder.batch(samples), self.feeder.rounds(rounds))
+            broken = found.broken[: len(rows)].cpu().numpy()
+            verdicts.add(step.key, rows, rounds, broken)
+            seconds = time.perf_counter() - started
+            verdicts.add_seconds(step.key, seconds)
+            recorder.attacked(str(step.threat), step.label, samples, rounds, broken, seconds)
+            done += len(rows)
+            left = int(verdicts.pending(step.key, wanted).sum())
+            robust = int((wanted & ~verdicts.broken[step.key].any(0)).sum())
+            self.listener(Moment(step.key, number, len(self.plan.steps), done, done + left, robust))
+
+    def attack(self, step: Step, batch: Batch, rounds: Tensor) -> Found:
+        """One batch of one step. What bfloat16 finds counts only where the full-precision model is wrong, too."""
+        model = self.search if step.half else self.model
+        threat = step.threat.build()
+        found = step.attack.run_round(model, batch, rounds, threat=threat, seed=self.options.seed)
+        if not step.half:
+            return found
+        with borrowed(self.model):
+            return verdict(self.model, batch, found.x, threat=threat)
+
+    def leave(self, folder: Path, summary: dict[str, Any], verdicts: Verdicts) -> None:
+        """The summary, unless this is only a part; and a few examples, which the first part makes."""
+        if self.options.shard == 1 and not (folder / "examples.npz").exists():
+            with borrowed(self.model):
+                examples = make_examples(self.plan, verdicts, self.feeder, self.attack, self._predict)
+            write_examples(folder / "examples.npz", examples)
+        if self.options.shards == 1:
+            write_json(folder / SUMMARY, {name: value for name, value in summary.items() if name != "directory"})
+
+    def _predict(self, x: Tensor) -> Tensor:
+        return logits_of(self.model, x).argmax(1)

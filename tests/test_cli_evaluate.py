@@ -1,0 +1,197 @@
+"""`generalist evaluate`: its defaults, its files, what it refuses, and how it stands being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluation_helpers import lines, verdicts, without_times
+from test_cli import run_main
+
+from generalist import evaluate, train
+from generalist.core.run import RunDirectory
+
+SHORT = ["--attacks", "natural,pgd-3,apgd-ce", "--samples", "60", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    changes = ["train.epochs=3", "model.width=4", "validation.steps=2"]
+    return train("digits-t", overrides=changes, out=tmp_path_factory.mktemp("evaluate") / "run", device="cpu")
+
+
+def test_defaults_come_from_the_run(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["evaluate", str(run.path), *SHORT, "--out", str(tmp_path)]
+    code, out, err = run_main(args, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("best-digits-test-")
+    assert {p.name for p in folder.iterdir()} == {"records-1-of-1.jsonl", "summary.json", "examples.npz"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary["worst_case"]) == {"linf:0.18", "l2:0.7"}
+    assert len(summary["indices"]) == summary["samples"] == 60 and summary["images"] == 500
+    assert summary["identity"]["threats"] == ["linf:0.18", "l2:0.7"]
+    assert "[4/4] l2:0.7 apgd-ce:" in out and "union, worst case per sample" in out
+    found = evaluate(run, "digits", threats="linf:0.18", attacks=["natural", "pgd-3"], samples=60)
+    assert summary["accuracy"]["pgd-3/linf:0.18"]["correct"] == found["pgd-3/linf:0.18"].correct
+    assert f"{100 * found['natural'].value:.2f}" in out
+
+
+def test_evaluations_lie_in_the_run_and_json_is_all_there_is(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["evaluate", str(run.path), "--model", "linf", "--attacks", "natural", "--json"]
+    code, out, err = run_main(args, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    summary = json.loads(out)
+    folder = Path(summary["directory"])
+    assert folder.parent == run.path / "evaluation" and summary["subject"] == "linf"
+    assert without_times(summary) == without_times(json.loads((folder / "summary.json").read_text()))
+
+
+def test_a_file_inside_a_run_knows_its_images(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = ["evaluate", str(run.last), "--attacks", "natural,pgd-2", "--samples", "20", "--device", "cpu"]
+    code, _, err = run_main(args, monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    (folder,) = (tmp_path / "evaluation").iterdir()
+    assert folder.name.startswith("last-digits-test-")
+    assert "--model chooses a network of a run" in run_main([*args, "--model", "last"], monkeypatch, capsys)[2]
+    lost = tmp_path / "mine.safetensors"
+    lost.write_bytes(run.last.read_bytes())
+    code, _, err = run_main(["evaluate", str(lost), "--device", "cpu"], monkeypatch, capsys)
+    assert code == 2 and err.startswith("error: the weights do not say which images") and "--data cifar10" in err
+    again = ["evaluate", str(lost), "--data", "digits", "--attacks", "natural", "--out", str(tmp_path / "e")]
+    assert run_main(again, monkeypatch, capsys)[0] == 0
+
+
+def test_shards_and_merge(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    base = ["evaluate", str(run.path), *SHORT, "--batch-size", "16"]
+    assert run_main([*base, "--out", str(one)], monkeypatch, capsys)[0] == 0
+    for part in ("2/2", "1/2"):
+        code, out, _ = run_main([*base, "--out", str(two), "--shards", part], monkeypatch, capsys)
+        assert code == 0 and f"30 images of digits-test, shard {part}" in out
+    code, out, err = run_main(["evaluate", str(two), "--merge"], monkeypatch, capsys)
+    assert (code, err) == (0, "") and "60 images of digits-test" in out
+    first, second = (json.loads(next(p.rglob("summary.json")).read_text()) for p in (one, two))
+    assert without_times(first) == without_times(second)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--attacks", "pgd-0"], "unknown attack 'pgd-0'"),
+        (["--attacks", "natural,autoattack"], "unknown attack 'autoattack'"),
+        (["--threats", "linf:8"], "write 8/255, not 8"),
+        (["--threats", ","], "threats: none is named"),
+        (["--attacks", "cw-l2"], "cw-l2 is for l2 threats and cannot judge linf:0.18"),
+        (["--preset", "paper"], "unknown preset 'paper'; did you mean 'papers'"),
+        (["--mode", "all"], "--mode is each or cascade, not 'all'"),
+        (["--precision", "half"], "--precision is default or fast, not 'half'"),
+        (["--samples", "501"], "ask for 1 to 500"),
+        (["--batch-size", "0"], "batch_size must be at least 1"),
+        (["--shards", "3/2"], "write i/n"),
+        (["--shards", "1"], "write i/n"),
+        (["--seed", "-1"], "seed"),
+        (["--model", "teacher"], "keeps no learner 'teacher'"),
+        (["--data", "cifar11"], "unknown data set 'cifar11'"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+        (["--merge"], "no records to merge"),
+    ],
+)
+def test_mistakes_are_one_line_and_run_nothing(
+    args: list[str],
+    says: str,
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["evaluate", str(run.path), "--out", str(tmp_path / "out"), *args]
+    code, out, err = run_main(command, monkeypatch, capsys)
+    assert code == 2 and out == "" and err.count("\n") == 1 and says in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_run_and_no_threat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_main(["evaluate", str(tmp_path / "none")], monkeypatch, capsys)
+    assert code == 2 and err == f"error: there is no run and no weights file {tmp_path / 'none'}\n"
+    assert run_main(["evaluate", str(tmp_path)], monkeypatch, capsys)[2].endswith("(it has no recipe.yaml)\n")
+    natural = train("digits-nt", overrides=["train.epochs=1", "model.width=4"], out=tmp_path / "nt", device="cpu")
+    code, _, err = run_main(["evaluate", str(natural.path)], monkeypatch, capsys)
+    assert code == 2 and "trains against no threat" in err
+    found = evaluate(natural, attacks=["natural", "fgsm"], preset="papers", samples=20)
+    assert set(found) == {"natural", "fgsm/linf:8/255", "fgsm/l2:128/255"}
+
+
+# -- killed ----------------------------------------------------------------------------------------------------------
+
+LONG = ["--attacks", "natural,pgd-20,apgd-t", "--samples", "200", "--batch-size", "20", "--device", "cpu"]
+
+
+def killed(command: list[str], folder: Path, size: int, number: signal.Signals) -> tuple[int, str]:
+    """Start the command and send the signal once its records are longer than `size` bytes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "generalist", *command],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if sum(path.stat().st_size for path in folder.rglob("records-*")) > size:
+            break
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_killed_again_and_again_nothing_finished_is_repeated(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", str(run.path), *LONG]
+    out = tmp_path / "killed"
+    resumed = [*command, "--out", str(out), "--resume"]
+    before: list[Any] = []
+    for size, number, code in (
+        (2_000, signal.SIGKILL, -9),
+        (30_000, signal.SIGKILL, -9),
+        (45_000, signal.SIGTERM, 143),
+    ):
+        found, err = killed(resumed, out, size, number)
+        assert found == code, err
+        now = lines_that_are_whole(out)
+        assert now[: len(before)] == before and len(now) > len(before)
+        before = now
+    assert "go on with --resume" in err and err.count("\n") == 1
+    assert not list(out.rglob("summary.json"))
+    assert run_main(resumed, monkeypatch, capsys)[0] == 0
+    assert run_main([*command, "--out", str(tmp_path / "calm")], monkeypatch, capsys)[0] == 0
+    items = [(line["sample"], line.get("threat"), line["attack"], line.get("round")) for line in lines(out)]
+    assert len(items) == len(set(items))
+    assert verdicts(out) == verdicts(tmp_path / "calm")
+    first, second = (json.loads(next(p.rglob("summary.json")).read_text()) for p in (out, tmp_path / "calm"))
+    assert without_times(first) == without_times(second)
+
+
+def lines_that_are_whole(folder: Path) -> list[bytes]:
+    return next(folder.rglob("records-*")).read_bytes().split(b"\n")[:-1]
