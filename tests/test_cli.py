@@ -23,6 +23,37 @@ from generalist.training.artefacts import load_weights
 
 COMMANDS = {
     "train": {"RECIPE", "--set", "--out", "--device", "--resume", "--from", "--trust-code"},
+    "evaluate": {
+        "SUBJECT",
+        "--model",
+        "--data",
+        "--preset",
+        "--attacks",
+        "--threats",
+        "--mode",
+        "--samples",
+        "--batch-size",
+        "--precision",
+        "--shards",
+        "--merge",
+        "--resume",
+        "--seed",
+        "--device",
+        "--out",
+        "--json",
+        "--trust-code",
+    },
+    "bench train": {
+        "--recipe",
+        "--set",
+        "--iterations",
+        "--device",
+        "--engines",
+        "--published",
+        "--synthetic",
+        "--json",
+        "--trust-code",
+    },
     "data list": set(),
     "data get": {"NAME", "--root"},
     "data check": {"NAME", "--root"},
@@ -80,13 +111,13 @@ def test_commands_and_options_are_pinned() -> None:
 # -- help and lists --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", "data", "recipes", *COMMANDS])
+@pytest.mark.parametrize("command", ["", "bench", "data", "recipes", *COMMANDS])
 def test_version(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = run_main([*command.split(), "--version"], monkeypatch, capsys)
     assert shown == (0, f"generalist {generalist.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["", "data", "recipes", *COMMANDS])
+@pytest.mark.parametrize("command", ["", "bench", "data", "recipes", *COMMANDS])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_shows_an_example(
     command: str, flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ from rich.table import Table
 
 from generalist import api
 from generalist._version import __version__
+from generalist.cli_bench import bench_app
+from generalist.cli_evaluate import evaluate
 from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core.errors import GeneralistError
 from generalist.data import download
@@ -32,6 +34,7 @@ data_app = typer.Typer(help="Data sets: list, get, check. Example: generalist da
 recipes_app = typer.Typer(help="Shipped recipes. Example: generalist recipes show digits-t", no_args_is_help=True)
 app.add_typer(data_app, name="data", context_settings=HELP)
 app.add_typer(recipes_app, name="recipes", context_settings=HELP)
+app.add_typer(bench_app, name="bench", context_settings=HELP)
 
 Root = Annotated[Path | None, typer.Option(help="Directory with the data [default: ~/.cache/generalist].")]
 
@@ -86,6 +89,9 @@ def train(
             listener=listener,
         )
     show_run(run)
+
+
+app.command()(evaluate)
 
 
 @data_app.command("list")

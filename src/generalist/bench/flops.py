@@ -1,0 +1,78 @@
+"""The arithmetic in an iteration: floating-point operations, a multiply-add counted as two.
+
+    attack = steps x (forward + gradient of the images)
+    step   = forward + gradients of activations and weights
+
+Convolutions and matrix products are counted; what BatchNorm, ReLU, optimizers and averages add is below one percent and
+left out. The count is that of the mathematics, not of an implementation: every engine is held against the same number.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from generalist.tensors.modes import frozen
+from generalist.training.options import Job
+
+FORMULA = (
+    "batch_size * sum over learners of (attack_steps * (forward + input_gradient) + forward + step_gradients), "
+    "each in FLOPs an image; a multiply-add is 2"
+)
+COUNTED = ("nt", "at")
+"""Objectives whose iteration is an attack, or none, and one step on the cross-entropy."""
+
+_IMAGES = 2  # BatchNorm in train mode refuses one value a channel
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """What one image costs."""
+
+    forward: float
+    input_gradient: float
+    """Backwards to the image, the weights held constant: what an attack needs."""
+    step_gradients: float
+    """Backwards to all weights; the image's own gradient is not needed."""
+
+
+def count_model(model: nn.Module, shape: Sequence[int], device: torch.device) -> ModelFlops:
+    """Run a copy of the model on two images, and count."""
+    model = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    x = torch.full((_IMAGES, *shape), 0.5, device=device, dtype=parameters[0].dtype)
+    with frozen(model):
+        x.requires_grad_()
+        _, input_gradient = _count(model, x, [x])
+    model.train()
+    forward, step_gradients = _count(model, x.detach(), parameters)
+    return ModelFlops(forward, input_gradient, step_gradients)
+
+
+def _count(model: nn.Module, x: Tensor, targets: Sequence[Tensor]) -> tuple[float, float]:
+    """FLOPs an image of the forward pass, and of the backward pass to `targets`."""
+    with FlopCounterMode(display=False) as forward:
+        total = model(x).sum()
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(total, list(targets), allow_unused=True)
+    return forward.get_total_flops() / _IMAGES, backward.get_total_flops() / _IMAGES
+
+
+def why_not_counted(job: Job) -> str | None:
+    """Why the formula does not describe this run; None where it does."""
+    others = [learner.objective.kind for learner in job.learners if learner.objective.kind not in COUNTED]
+    return f"objective {others[0]!r} is neither nt nor at, the two that the formula describes" if others else None
+
+
+def iteration_flops(job: Job, model: ModelFlops) -> float:
+    """All learners of one iteration, by the formula above."""
+    an_image = 0.0
+    for learner in job.learners:
+        steps = learner.attack.steps if learner.threat is not None else 0
+        an_image += steps * (model.forward + model.input_gradient) + model.forward + model.step_gradients
+    return job.train.batch_size * an_image

@@ -1,0 +1,118 @@
+"""What is measured: an engine as the training loop drives it, or the published code's loop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, cycle, islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from generalist.bench.published import PublishedLoop
+from generalist.core.errors import DataError
+from generalist.core.run import RunDirectory
+from generalist.data.options import Splits
+from generalist.data.sampler import epoch_batches
+from generalist.models import build_model
+from generalist.training.build import with_extra
+from generalist.training.loop import Listener, Trainer
+from generalist.training.options import Job
+from generalist.training.validation import validation_indices
+
+BATCHES = 8
+"""Different batches; they come again and again, so that every subject sees the same ones."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that iterates."""
+
+    step: Callable[[], None]
+    losses: Callable[[], dict[str, float]]
+    """Each learner's mean loss over the iterations so far: proof that subjects do the same work."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all subjects of one benchmark have in common."""
+
+    job: Job
+    splits: Splits
+    device: torch.device
+    total: int
+    """Iterations that a subject may be asked for, warm-up included."""
+    trust_code: bool = False
+
+
+def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) -> Subject:
+    """A real trainer; its engine is fed and stepped as `Trainer` does it, without validation and checkpoints."""
+    train = setting.job.train.model_copy(update={"engine": engine})
+    job = setting.job.model_copy(update={"train": train})
+    with tempfile.TemporaryDirectory() as folder:  # a trainer wants a place, but writes nothing before it runs
+        trainer = Trainer(
+            job,
+            RunDirectory(Path(folder)),
+            setting.splits,
+            device=setting.device,
+            trust_code=setting.trust_code,
+            listener=Listener(say=say),
+        )
+    for learner in trainer.learners:
+        learner.objective.epoch_start(1)
+    batches = list(islice(cycle(_batches(job, trainer.train_index, trainer.extra_index)), setting.total))
+    feed = trainer.engine.feed(trainer.train_images, batches, epoch=1, seed=train.seed, options=job.data.augmentation)
+    numbers = count()
+
+    def step() -> None:
+        trainer.engine.set_progress(step=next(numbers), epoch=1, position=0.0)
+        trainer.engine.iteration(next(feed))
+
+    return Subject(step, lambda: {name: means["loss"] for name, means in trainer.engine.take_means().items()})
+
+
+def published_subject(setting: Setting) -> Subject:
+    """The published code's loop. Its batches lie ready on the device: loading and augmentation cost it nothing."""
+    job, device = setting.job, setting.device
+    _, _, train_index = validation_indices(job, setting.splits)
+    together, extra_index = with_extra(setting.splits)
+    images = together.to(device)
+    batches = [
+        images.augmented(index, epoch=1, seed=job.train.seed, options=job.data.augmentation)
+        for index in _batches(job, train_index, extra_index)
+    ]
+    model = build_model(
+        job.model,
+        num_classes=len(images.classes),
+        shape=images.shape,
+        seed=job.train.seed,
+        trust_code=setting.trust_code,
+    )
+    loop = PublishedLoop(job, model.to(device))
+    feed = cycle(batches)
+    seen: list[list[Tensor]] = []
+
+    def losses() -> dict[str, float]:
+        means = torch.tensor([[float(loss) for loss in found] for found in seen]).mean(0).tolist()
+        return dict(zip([learner.name for learner in job.learners], means, strict=True))
+
+    return Subject(lambda: seen.append(loop.iteration(next(feed))), losses)
+
+
+def _batches(job: Job, train_index: Tensor, extra_index: Tensor | None) -> list[Tensor]:
+    extra = job.data.extra
+    whole = epoch_batches(
+        train_index,
+        extra_index=extra_index,
+        ratio=extra.ratio if extra else 0.0,
+        batch_size=job.train.batch_size,
+        seed=job.train.seed,
+        epoch=1,
+        last=job.train.last_batch,
+    )
+    full = [batch for batch in whole if len(batch) == job.train.batch_size]
+    if not full:
+        raise DataError(f"{len(train_index)} images do not fill one batch: make train.batch_size smaller")
+    return full[:BATCHES]
