@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from contextlib import nullcontext
@@ -136,9 +137,11 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     instance = trainer(tmp_path, "train.engine=graph", recipe="digits-d")
     assert isinstance(instance.engine, GraphEngine)
     run_steps(instance, 20)
+    gc.collect()  # what earlier tests left behind
     torch.cuda.synchronize()
     early = torch.cuda.memory_allocated()
     run_steps(instance, 2000)
+    gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == early
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -51,6 +52,11 @@ def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="sum")
 
 
+def ascend(x: Tensor, adversarial: Tensor, grad: Tensor, threat: Threat, size: float) -> Tensor:
+    """The images `adversarial` after one step up the gradient, inside ball and box around `x`."""
+    return perturb(x, threat.project(adversarial - x + size * threat.steepest(grad)))
+
+
 def pgd(
     model: Classifier,
     x: Tensor,
@@ -63,6 +69,7 @@ def pgd(
     index: Tensor,
     step: random.Key = 0,
     loss: BatchLoss | None = None,
+    moves: Moves | None = None,
 ) -> Tensor:
     """Images in [0, 1], within `threat` of `x`, on which `loss` (cross-entropy by default) is large.
 
@@ -71,16 +78,16 @@ def pgd(
     attacked with constant parameters and given back in its own mode; any other callable is taken as it is.
     """
     _check(x, index)
-    loss = loss or summed_cross_entropy
+    moves = moves or Moves()
+    loss = loss or moves.loss
     x = x.detach()
     size = threat.default_step(options.steps) if options.step is None else options.step
-    start = starting_point(threat, options.start, seed=seed, purpose=purpose, index=index, step=step, like=x)
+    start = moves.start(threat, options.start, seed=seed, purpose=purpose, index=index, step=step, like=x)
     adversarial = perturb(x, threat.project(start))
     with borrowed(model, training=options.batchnorm == "train"):
         for _ in range(options.steps):
             grad = input_gradient(model, adversarial, y, loss)
-            delta = threat.project(adversarial - x + size * threat.steepest(grad))
-            adversarial = perturb(x, delta)
+            adversarial = moves.ascend(x, adversarial, grad, threat, size)
     return adversarial
 
 
@@ -118,6 +125,19 @@ def starting_point(
         return threat.random_start(seed, purpose, index, step, like)
     draw = random.normal(seed, purpose, index, step, shape=like.shape[1:], device=like.device)
     return (GAUSSIAN_START * draw).to(like.dtype)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The parts of PGD beside the network: a compiled form of each may take its place."""
+
+    start: Callable[..., Tensor] = starting_point
+    ascend: Callable[[Tensor, Tensor, Tensor, Threat, float], Tensor] = ascend
+    loss: BatchLoss = summed_cross_entropy
+
+    @classmethod
+    def compiled(cls) -> Moves:
+        return cls(*(torch.compile(part, dynamic=False) for part in (starting_point, ascend, summed_cross_entropy)))
 
 
 def borrowed(model: Classifier, *, training: bool = False) -> AbstractContextManager[None]:

@@ -28,6 +28,7 @@ def _signed(value: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the Weyl increment of SplitMix64
+_GOLDEN_INVERSE = _signed(pow(0x9E3779B97F4A7C15, -1, 1 << 64))  # their product is 1, modulo 2**64
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
 
@@ -43,16 +44,21 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-@functools.lru_cache(maxsize=4096)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _root(seed: int, purpose: str) -> int:
-    """The hash of what is known before any tensor: computed on the host, once."""
+    """The hash of what is known before any tensor: computed on the host, once; a constant to a compiler."""
+    return _hashed(seed, purpose)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hashed(seed: int, purpose: str) -> int:
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return _signed(int.from_bytes(digest[:8], "little"))
 
 
 def host_seed(seed: int, purpose: str, key: int) -> int:
     """A 63-bit integer for generators that are not ours: dropout and its like draw from torch's."""
-    return _root(seed, f"{purpose}/{key}") & ((1 << 63) - 1)
+    return _hashed(seed, f"{purpose}/{key}") & ((1 << 63) - 1)
 
 
 def bits(
@@ -68,9 +74,10 @@ def bits(
     count = 1
     for size in shape:
         count *= size
-    weyl = (torch.arange(count, dtype=torch.int64, device=device) + 1) * _GOLDEN
+    # state + position * golden, with the product last: compilers give a product of positions alone too narrow a type.
+    position = torch.arange(1, count + 1, dtype=torch.int64, device=device)
     lead = state.shape
-    return _mix(state.reshape(-1, 1) + weyl).reshape((*lead, *shape))
+    return _mix((state.reshape(-1, 1) * _GOLDEN_INVERSE + position) * _GOLDEN).reshape((*lead, *shape))
 
 
 def uniform(
@@ -94,8 +101,14 @@ def integers(
     return _shift(_shift(bits(seed, purpose, *keys, shape=shape, device=device), 32) * high, 32)
 
 
-@functools.lru_cache(maxsize=8)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _normal_table(device: torch.device) -> Tensor:
+    """A table to a compiler, not code to look into."""
+    return _computed_normal_table(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _computed_normal_table(device: torch.device) -> Tensor:
     """The 2**16 quantile midpoints of N(0, 1), scaled to variance 1.
 
     A table look-up is exact everywhere; log, sin and cos differ between devices in the last bit.
@@ -110,7 +123,8 @@ def normal(
 ) -> Tensor:
     """Standard normal float32, on a grid of 2**16 quantiles (tails end at 4.3 standard deviations)."""
     index = _shift(bits(seed, purpose, *keys, shape=shape, device=device), 48)
-    return _normal_table(index.device)[index]
+    table: Tensor = _normal_table(index.device)
+    return table[index]
 
 
 def permutation(count: int, seed: int, purpose: str, *keys: Key, device: torch.device | str | None = None) -> Tensor:

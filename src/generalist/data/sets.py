@@ -113,8 +113,9 @@ Loader = Callable[[Path], tuple[ImageSet, ImageSet | None]]
 DATASETS: Registry[Loader] = Registry("data set")
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def to_unit(images: Tensor) -> Tensor:
-    """uint8 as float32 in [0,1]; floats as they are."""
+    """uint8 as float32 in [0,1]; floats as they are. Never compiled: compiled divisions round differently."""
     if images.dtype != torch.uint8:
         return images
     # Dividing by a tensor divides; dividing by a number multiplies by its rounded reciprocal on CUDA, and

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 from torch import Tensor, nn
 
-from generalist.attacks.pgd import AttackOptions, BatchLoss, pgd
+from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, Moves, pgd
 from generalist.attacks.threats import Threat, ThreatOptions, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch, Images
+from generalist.tensors.folding import FoldedNetwork
 from generalist.tensors.modes import computing_in
 
 Metrics = dict[str, Tensor]
@@ -48,7 +49,7 @@ class Progress:
     """The current value of each of the objective's own `schedules`."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LearnerView:
     """What an objective may know of the learner that it serves."""
 
@@ -67,6 +68,10 @@ class LearnerView:
     label_smoothing: float = 0.0
     autocast: torch.dtype | None = None
     """Compute type of forward passes; None: that of the weights."""
+    constant: FoldedNetwork | None = None
+    """The network in evaluation mode in a faster form, where the engine has made one."""
+    moves: Moves = field(default_factory=Moves)
+    """The parts of an attack beside the network; an engine may put compiled ones here."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits in at least single precision."""
@@ -91,19 +96,28 @@ class LearnerView:
         """
         threat = threat or self.threat
         assert threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        options = options or self.attack
         with computing_in(self.autocast, batch.x.device):
             return pgd(
-                self.model,
+                self._under_attack(options),
                 batch.x,
                 batch.y,
                 threat=threat,
-                options=options or self.attack,
+                options=options,
                 seed=self.seed,
                 purpose=f"attack/{self.name}/{threat}",  # two threats of one learner start at different points
                 index=batch.index,
                 step=progress.step,
                 loss=loss,
+                moves=self.moves,
             )
+
+    def _under_attack(self, options: AttackOptions) -> Classifier:
+        """The learner's network as it is now, in its fastest form for this attack."""
+        if self.constant is None or options.batchnorm == "train":
+            return self.model
+        self.constant.refresh()
+        return self.constant
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,15 @@ from generalist.data.options import Splits
 from generalist.data.sets import Images, ImageSet, join
 from generalist.models import build_model, check_model
 from generalist.objectives.base import build_objective
+from generalist.tensors.folding import CannotFoldError
 from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.graph import GraphEngine, why_not_graph
 from generalist.training.learner import Learner
 from generalist.training.options import Job
+
+WORTH_COMPILING = 2000
+"""Iterations that a run must have for compilation to pay."""
 
 
 def with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
@@ -59,7 +63,6 @@ def build_learners(
             artefact=artefact,
             autocast=job.train.autocast,
             counters=job.mixing.counters,
-            compiled=job.train.compile,
         )
         for options in job.learners
     ]
@@ -72,6 +75,7 @@ def build_engine(
     global_learner: GlobalLearner,
     *,
     device: torch.device,
+    iterations: int,
     say: Callable[[str], None],
 ) -> EagerEngine:
     """The engine that the recipe asks for, as far as it can run here."""
@@ -82,4 +86,23 @@ def build_engine(
     if wanted == "auto" and problem is not None and device.type == "cuda":
         say(f"eager engine: {problem}")
     graph = wanted != "eager" and problem is None
-    return (GraphEngine if graph else EagerEngine)(job, learners, global_learner)
+    compiled = job.train.compile
+    if compiled == "auto":
+        compiled = graph and iterations >= WORTH_COMPILING and not job.train.deterministic
+    engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner)
+    if compiled:
+        engine.compile()
+        for learner in learners:
+            learner.compile()
+    for learner in learners:
+        if graph and learner.attacks:
+            fold(learner, images.shape, compiled=compiled, say=say)
+    return engine
+
+
+def fold(learner: Learner, shape: Sequence[int], *, compiled: bool, say: Callable[[str], None]) -> None:
+    """Attack a folded network where there is one; where not, say why and attack the network itself."""
+    try:
+        learner.fold(shape, compiled=compiled)
+    except CannotFoldError as reason:
+        say(f"learner {learner.name!r} attacks its network as it is, without folding BatchNorm: {reason}")

@@ -16,7 +16,7 @@ from generalist.core.errors import DivergedError
 from generalist.core.random import host_seed
 from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Batch, Images, iterate
-from generalist.objectives.base import Progress
+from generalist.objectives.base import Metrics, Progress
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
 from generalist.training.options import Job
@@ -31,7 +31,7 @@ class EagerEngine:
         self.global_learner = global_learner
         vector = global_learner.vector
         self.device, self.dtype = vector.device, vector.dtype
-        self.channels_last = job.train.channels_last
+        self.layout = torch.channels_last if job.train.channels_last else torch.contiguous_format
         count = len(learners)
         self.lr = torch.zeros(count, dtype=self.dtype, device=self.device)
         self.gammas = torch.zeros(count, dtype=torch.float64, device=self.device)
@@ -44,6 +44,12 @@ class EagerEngine:
         ]
         self.variants = tuple(learner.objective.variants[0] for learner in learners)
         self.sums: dict[str, Tensor] = {}
+        self._collect = collect
+
+    def compile(self) -> None:
+        """Compile what an iteration runs beside the learners' own work."""
+        self._collect = torch.compile(collect, dynamic=False)
+        self.global_learner.compile()
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
@@ -77,19 +83,29 @@ class EagerEngine:
 
     def iteration(self, batch: Batch) -> None:
         """One step of every learner, then of the global learner."""
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        batch = replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=layout))
-        for a, learner in enumerate(self.learners):
-            progress = Progress(self.step, self.epoch, self.lr[a], self.variants[a], self.scalars[a])
-            metrics = learner.step(batch, progress)
-            fresh = ~torch.isfinite(metrics["loss"]) & (self.first_bad[a] < 0)
-            self.first_bad[a] = torch.where(fresh, self.step, self.first_bad[a])
-            for name, value in metrics.items():
-                key = f"{learner.name}.{name}"
-                if key not in self.sums:
-                    self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
-                self.sums[key].add_(torch.stack([value.double(), torch.ones_like(value, dtype=torch.float64)]))
+        batch = replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=self.layout))
+        metrics = self.step_learners(batch)
+        self._collect(self.first_bad, self.step, [found["loss"] for found in metrics], *self._totals(metrics))
         self.global_learner.update(self.learners, self.gammas)
+
+    def _totals(self, metrics: Sequence[Metrics]) -> tuple[list[Tensor], list[Tensor]]:
+        """For everything that was reported its sum so far, and the value."""
+        values = {
+            f"{learner.name}.{name}": value
+            for learner, found in zip(self.learners, metrics, strict=True)
+            for name, value in found.items()
+        }
+        for key in values.keys() - self.sums.keys():
+            self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
+        return [self.sums[key] for key in values], list(values.values())
+
+    def step_learners(self, batch: Batch) -> list[Metrics]:
+        """One step of every learner; none depends on another."""
+        return [self.step_learner(a, batch) for a in range(len(self.learners))]
+
+    def step_learner(self, a: int, batch: Batch) -> Metrics:
+        progress = Progress(self.step, self.epoch, self.lr[a], self.variants[a], self.scalars[a])
+        return self.learners[a].step(batch, progress)
 
     def take_means(self) -> dict[str, dict[str, float]]:
         """Means of the reported metrics since the last call, by learner."""
@@ -112,6 +128,17 @@ class EagerEngine:
                 raise diverged(learner.name, f"the loss is not finite at step {step}")
             if weights and not bool(torch.isfinite(learner.flat.vector).all()):
                 raise diverged(learner.name, f"the weights are not finite after step {int(self.step)}")
+
+
+@torch.no_grad()
+def collect(
+    first_bad: Tensor, step: Tensor, losses: Sequence[Tensor], sums: Sequence[Tensor], values: Sequence[Tensor]
+) -> None:
+    """Note the first step at which a loss is not finite, and add values up, with their count."""
+    fresh = ~torch.isfinite(torch.stack(list(losses))) & (first_bad < 0)
+    first_bad.copy_(torch.where(fresh, step, first_bad))
+    for total, value in zip(sums, values, strict=True):
+        total.add_(torch.stack([value.double(), torch.ones_like(value, dtype=torch.float64)]))
 
 
 def diverged(name: str, what: str) -> DivergedError:

@@ -22,14 +22,19 @@ class GlobalLearner:
         self.vector = learners[0].flat.vector.clone()
         self.counters = learners[0].flat.counters.clone()
         self.count = torch.zeros((), dtype=torch.float64, device=self.vector.device)
+        self._blend = _blend
+
+    def compile(self) -> None:
+        """Mix all learners in one pass over memory."""
+        self._blend = torch.compile(_blend, dynamic=False)
 
     @torch.no_grad()
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
         """theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a; `gammas` is a device vector."""
-        decay = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
         sources = [learner.source(self.options.source) for learner in learners]
-        for (vector, _), share in zip(sources, _lerp_shares((1 - decay) * gammas), strict=True):
-            self.vector.lerp_(vector, share.to(self.vector.dtype))
+        decay = self._blend(
+            self.vector, [vector for vector, _ in sources], gammas, self.count, self.options.decay, self.options.warmup
+        )
         if self.options.counters == "truncate":
             mixed = sum((gammas[a] * counters for a, (_, counters) in enumerate(sources)), torch.zeros_like(gammas[0]))
             self.counters.copy_(truncated_mean(self.counters, mixed, decay))
@@ -44,6 +49,17 @@ class GlobalLearner:
 
     def state(self) -> dict[str, Tensor]:
         return {"weights": self.vector, "counters": self.counters, "count": self.count}
+
+
+def _blend(
+    vector: Tensor, sources: Sequence[Tensor], gammas: Tensor, count: Tensor, decay: float, warmup: bool
+) -> Tensor:
+    """Move `vector` towards the sources; returns the share of the old one that was kept."""
+    kept = warm_decay(count, decay, warmup=warmup)
+    shares = _lerp_shares((1 - kept) * gammas).to(vector.dtype)
+    for source, share in zip(sources, shares.unbind(), strict=True):
+        vector.lerp_(source, share)
+    return kept
 
 
 def _lerp_shares(weights: Tensor) -> Tensor:

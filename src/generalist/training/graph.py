@@ -7,14 +7,18 @@ before each replay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 
 from generalist.data.augment import AugmentOptions
-from generalist.data.sets import Images
+from generalist.data.sets import Batch, Images
+from generalist.objectives.base import Metrics
+from generalist.tensors.folding import FoldedNetwork
 from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
@@ -44,6 +48,9 @@ class GraphEngine(EagerEngine):
     def __init__(self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
         super().__init__(job, learners, global_learner)
         self.graphs: dict[tuple[str, ...], torch.cuda.CUDAGraph] = {}
+        self.compiled = False
+        self._augmented: Callable[..., Batch] | None = None
+        self.streams = [torch.cuda.Stream(self.device) for _ in learners]  # type: ignore[no-untyped-call]
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
@@ -60,16 +67,38 @@ class GraphEngine(EagerEngine):
             self.graphs[self.variants] = self._record()
         self.graphs[self.variants].replay()
 
+    def compile(self) -> None:
+        super().compile()
+        self.compiled = True
+
+    def step_learners(self, batch: Batch) -> list[Metrics]:
+        """Each learner on a stream of its own, so that one fills the gaps that another's small kernels leave."""
+        if len(self.learners) == 1:
+            return super().step_learners(batch)
+        joint = torch.cuda.current_stream(self.device)
+        metrics = []
+        for a, stream in enumerate(self.streams):
+            stream.wait_stream(joint)
+            with torch.cuda.stream(stream):
+                metrics.append(self.step_learner(a, batch))
+        for stream in self.streams:
+            joint.wait_stream(stream)
+        return metrics
+
     def _whole_iteration(self) -> None:
         images, seed, options = self._source
-        super().iteration(images.augmented(self.index, epoch=self.epoch, seed=seed, options=options))
+        if self._augmented is None:
+            self._augmented = torch.compile(images.augmented, dynamic=False) if self.compiled else images.augmented
+        super().iteration(self._augmented(self.index, epoch=self.epoch, seed=seed, options=options))
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Warm up, record, and put everything that these iterations changed back in place."""
         before = {key: tensor.clone() for key, tensor in self._state().items()}
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
+        # What cannot be compiled runs as it is, with a warning of the compiler's.
+        with torch.cuda.stream(stream), torch._dynamo.config.patch(suppress_errors=True):
+            self._rehearse()
             for _ in range(WARM_UP):
                 self._whole_iteration()
         torch.cuda.current_stream(self.device).wait_stream(stream)
@@ -82,6 +111,29 @@ class GraphEngine(EagerEngine):
             else:
                 tensor.zero_()  # a sum that the warm-up began
         return graph
+
+    def _rehearse(self) -> None:
+        """Compile the two forms of the network side by side: the one that trains and the one under attack."""
+        attacked = [learner.view.constant for learner in self.learners if learner.view.constant is not None]
+        if not (self.compiled and attacked):
+            return
+        images, _, _ = self._source
+        batch = images.batch(self.index)
+        x = batch.x.to(self.dtype).contiguous(memory_format=self.layout)
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            kernels = worker.submit(self._attack_once, attacked[0], x)
+            view = self.learners[0].view
+            view.model.train()
+            loss = view.cross_entropy(view.forward(x), batch.y)
+            torch.autograd.grad(loss, list(view.model.parameters()), allow_unused=True)
+            kernels.result()
+
+    def _attack_once(self, network: FoldedNetwork, x: Tensor) -> None:
+        with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+            network.refresh()
+            images = x.clone().requires_grad_()
+            torch.autograd.grad(network(images).sum(), images)
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _state(self) -> dict[str, Tensor]:
         state = {"first_bad": self.first_bad, **{f"sum.{name}": total for name, total in self.sums.items()}}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from generalist.attacks.pgd import Moves
 from generalist.attacks.threats import Threat
 from generalist.core.errors import GeneralistError
 from generalist.data.augment import AugmentOptions, cut_out, draw
 from generalist.data.sets import Batch, Images
 from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
 from generalist.tensors.flat import Flat
+from generalist.tensors.fused import fastest
 from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
 from generalist.training.options import LearnerOptions
@@ -34,7 +36,6 @@ class Learner:
         artefact: Callable[[str], dict[str, Tensor]],
         autocast: torch.dtype | None = None,
         counters: str = "copy",
-        compiled: bool = False,
     ) -> None:
         self.options = options
         self.name = options.name
@@ -49,22 +50,30 @@ class Learner:
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
-        if compiled:
-            model.compile()
-        objective.setup(
-            LearnerView(
-                name=self.name,
-                model=model,
-                threat=self.threat,
-                attack=options.attack,
-                seed=seed,
-                images=images,
-                index=index,
-                artefact=artefact,
-                label_smoothing=options.label_smoothing,
-                autocast=autocast,
-            )
+        self.view = LearnerView(
+            name=self.name,
+            model=model,
+            threat=self.threat,
+            attack=options.attack,
+            seed=seed,
+            images=images,
+            index=index,
+            artefact=artefact,
+            label_smoothing=options.label_smoothing,
+            autocast=autocast,
         )
+        objective.setup(self.view)
+
+    def compile(self) -> None:
+        """Compile what an iteration runs. Costs seconds at the first iteration and changes no result but rounding."""
+        self.model.compile(dynamic=False)
+        self.optimizer.compile()
+        self.view.moves = Moves.compiled()
+
+    def fold(self, shape: Sequence[int], *, compiled: bool) -> None:
+        """Attack a folded form of the network from now on; `CannotFoldError` says why it has none."""
+        dtype = self.view.autocast or self.flat.vector.dtype
+        self.view.constant = fastest(self.model, dtype, shape=shape, compiled=compiled)
 
     def step(self, batch: Batch, progress: Progress) -> Metrics:
         """One optimizer step on the learner's own task."""
@@ -95,6 +104,11 @@ class Learner:
         )
         own = {f"own_{name}": value for name, value in drawn.items() if name.startswith("cutout")}
         return replace(batch, x=cut_out(batch.x, drawn, side=side), augmentation={**batch.augmentation, **own})
+
+    @property
+    def attacks(self) -> bool:
+        """Whether an iteration may attack the network in evaluation mode."""
+        return type(self.objective).needs_threat(self.options.objective) and self.options.attack.batchnorm == "eval"
 
     def source(self, kind: str) -> tuple[Tensor, Tensor]:
         """What this learner gives to the mix, (vector, counters): its raw weights or its average."""

@@ -77,10 +77,16 @@ class Trainer:
             trust_code=trust_code,
         )
         self.global_learner = GlobalLearner(self.learners, job.mixing)
-        self.engine = build_engine(
-            job, self.train_images, self.learners, self.global_learner, device=device, say=self.listener.say
-        )
         self.steps_per_epoch = len(self._batches(1))
+        self.engine = build_engine(
+            job,
+            self.train_images,
+            self.learners,
+            self.global_learner,
+            device=device,
+            iterations=(job.train.epochs - job.train.start_epoch) * self.steps_per_epoch,
+            say=self.listener.say,
+        )
         self.step = job.train.start_epoch * self.steps_per_epoch
         self.regret = Regret()
         self.best: checkpoints.Best | None = None

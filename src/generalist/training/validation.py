@@ -20,6 +20,8 @@ from generalist.data.options import Splits
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import hold_out, subset
 from generalist.tensors.flat import Flat
+from generalist.tensors.folding import CannotFoldError, FoldedNetwork
+from generalist.tensors.fused import fastest
 from generalist.tensors.modes import computing_in
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
@@ -98,18 +100,19 @@ class Validator:
     ) -> Validation:
         """Every subject on every image; one network at a time, so memory does not grow with N."""
         flat = Flat(copy.deepcopy(learners[0].model))
+        self.constant = self._folded(flat)
         subjects = {learner.name: learner.flat.vector for learner in learners}
         tallies = {name: _Tally() for name in (GLOBAL, *subjects)}
         mixed = mix(list(subjects.values()), gammas)
         gap, ensemble_correct = 0.0, 0
         for batch in self._batches(flat.vector.dtype):
-            flat.vector.copy_(global_learner.vector)
+            self._put(flat, global_learner.vector)
             self._measure(flat, batch, tallies[GLOBAL], own=None)
             logits = []
             for learner in learners:
-                flat.vector.copy_(learner.flat.vector)
+                self._put(flat, learner.flat.vector)
                 logits.append(self._measure(flat, batch, tallies[learner.name], own=learner))
-            flat.vector.copy_(mixed)
+            self._put(flat, mixed)
             gap += mixing_gap(self._logits(flat, batch.x), logits, gammas).sum().item()
             ensemble_correct += int((ensemble(logits, gammas).argmax(1) == batch.y).sum().item())
         size = learners[0].flat.parameter_size
@@ -124,6 +127,20 @@ class Validator:
             drift=drift([learner.flat.parameters for learner in learners], global_learner.vector[:size], gammas),
             gap=gap / self.count,
         )
+
+    def _folded(self, flat: Flat) -> FoldedNetwork | None:
+        """On a GPU the network in its fastest form, where it has one."""
+        if flat.vector.device.type != "cuda" or self.job.train.engine == "eager":
+            return None
+        try:
+            return fastest(flat.module, self.job.train.autocast or flat.vector.dtype, shape=self.images.shape)
+        except CannotFoldError:  # training has said so already
+            return None
+
+    def _put(self, flat: Flat, vector: Tensor) -> None:
+        flat.vector.copy_(vector)
+        if self.constant is not None:
+            self.constant.refresh()
 
     def _batches(self, dtype: torch.dtype) -> Iterator[Batch]:
         for batch in iterate(self.images, self.batches):
@@ -151,7 +168,7 @@ class Validator:
         """Logits of the images after PGD."""
         with computing_in(self.job.train.autocast, batch.x.device):
             adversarial = pgd(
-                flat.module,
+                self.constant or flat.module,
                 batch.x,
                 batch.y,
                 threat=threat,

@@ -1,0 +1,256 @@
+"""A network in evaluation mode with BatchNorm folded into its convolutions: what an attack needs, and no more.
+
+`fold` traces a network and gives a `FoldedNetwork` of the same function: convolutions with the scale of the BatchNorm
+behind them in their weights, in the precision of the attack, without gradients for the weights. Where the weights
+change, `refresh` takes the new ones over in place, so it may be part of a captured CUDA graph. A network that cannot
+be traced or holds layers unknown here is not folded; `fold` then says why.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from generalist.tensors.modes import frozen
+
+HARMLESS = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.Flatten,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+)
+"""Layers without weights: they stay as they are, in evaluation mode."""
+
+
+class CannotFoldError(Exception):
+    """Why a network is not folded."""
+
+
+class FoldedConv(nn.Module):
+    """A convolution and the BatchNorm behind it as one convolution with a bias."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, conv: nn.Conv2d, batchnorm: nn.BatchNorm2d | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+            raise CannotFoldError(f"a convolution pads by {conv.padding_mode!r} and {conv.padding!r}")
+        self.source, self.batchnorm = [conv], [batchnorm]  # in lists, lest they become submodules
+        self.stride, self.padding = conv.stride, conv.padding
+        self.dilation, self.groups = conv.dilation, conv.groups
+        weight = torch.empty_like(conv.weight, dtype=dtype, requires_grad=False)
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", torch.empty(conv.out_channels, dtype=dtype, device=weight.device))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        conv, batchnorm = self.source[0], self.batchnorm[0]
+        weight, bias = conv.weight, conv.bias
+        if batchnorm is not None:
+            scale, shift = affine(batchnorm)
+            weight = weight * scale.reshape(-1, 1, 1, 1)
+            bias = shift if bias is None else shift + bias * scale
+        self.weight.copy_(weight)
+        self.bias.copy_(bias) if bias is not None else self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class FoldedLinear(nn.Module):
+    """A linear layer with constant weights."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.source = [linear]
+        self.register_buffer("weight", torch.empty_like(linear.weight, dtype=dtype, requires_grad=False))
+        self.register_buffer("bias", torch.empty(linear.out_features, dtype=dtype, device=linear.weight.device))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        linear = self.source[0]
+        self.weight.copy_(linear.weight)
+        self.bias.copy_(linear.bias) if linear.bias is not None else self.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class FoldedNorm(nn.Module):
+    """A BatchNorm that no convolution precedes, as a scale and a shift of the channels."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, batchnorm: nn.BatchNorm2d, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.source = [batchnorm]
+        mean = _running(batchnorm)[0]
+        for name in ("scale", "shift"):
+            self.register_buffer(name, torch.empty_like(mean, dtype=dtype).reshape(-1, 1, 1))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        scale, shift = affine(self.source[0])
+        self.scale.copy_(scale.reshape(-1, 1, 1))
+        self.shift.copy_(shift.reshape(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, x, self.scale)
+
+
+class FoldedConstant(nn.Module):
+    """A tensor of the network that is neither weight nor statistic, such as the mean of the pixels."""
+
+    value: Tensor
+
+    def __init__(self, source: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.source = [source]
+        self.register_buffer("value", torch.empty_like(source, dtype=dtype if source.is_floating_point() else None))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        self.value.copy_(self.source[0])
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+Folded = FoldedConv | FoldedLinear | FoldedNorm | FoldedConstant
+
+
+class FoldedNetwork:
+    """Images to logits, as the network it was made from answers in evaluation mode after the last `refresh`."""
+
+    def __init__(self, graph: fx.GraphModule, dtype: torch.dtype) -> None:
+        self.graph, self.dtype = graph, dtype
+        self.layers: list[Folded] = [m for m in graph.modules() if isinstance(m, Folded)]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the network's present weights and statistics."""
+        for layer in self.layers:
+            layer.refresh()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.graph(x.to(self.dtype))
+        return logits
+
+
+def affine(batchnorm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """BatchNorm's scale and shift in evaluation mode."""
+    mean, variance = _running(batchnorm)
+    scale = torch.rsqrt(variance + batchnorm.eps)
+    scale = scale if batchnorm.weight is None else scale * batchnorm.weight
+    shift = -mean * scale
+    return scale, shift if batchnorm.bias is None else shift + batchnorm.bias
+
+
+def _running(batchnorm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    if batchnorm.running_mean is None or batchnorm.running_var is None:
+        raise CannotFoldError("a BatchNorm keeps no running statistics")
+    return batchnorm.running_mean, batchnorm.running_var
+
+
+def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> FoldedNetwork:
+    """The network in evaluation mode, folded, computing in `dtype`; `CannotFoldError` says why where it cannot be."""
+    network = FoldedNetwork(trace(model, dtype), dtype)
+    if compiled:
+        network.graph.compile(dynamic=False)
+    return network
+
+
+def trace(model: nn.Module, dtype: torch.dtype) -> fx.GraphModule:
+    """The network's graph with folded layers in it."""
+    try:
+        with frozen(model):  # what depends on the mode is traced as evaluation has it
+            traced = fx.symbolic_trace(model)
+    except Exception as error:  # a tracer runs the model's own code, which may fail in any way
+        raise CannotFoldError(f"it cannot be traced ({type(error).__name__}: {error})") from error
+    names = iter(range(10**9))
+    modules = dict(model.named_modules())
+
+    def add(node: fx.Node, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        name = f"layer_{next(names)}"
+        traced.add_module(name, layer)
+        with traced.graph.inserting_before(node):
+            new = traced.graph.call_module(name, inputs)
+        node.replace_all_uses_with(new)
+        traced.graph.erase_node(node)
+
+    for node in list(traced.graph.nodes):
+        if node.op == "call_module":
+            _fold_module(node, modules, dtype, add)
+        elif node.op == "get_attr":
+            tensor = _attribute(model, str(node.target))
+            if isinstance(tensor, nn.Parameter):
+                raise CannotFoldError(f"it uses the parameter {node.target!r} outside of a layer")
+            add(node, FoldedConstant(tensor, dtype), ())
+    traced.graph.eliminate_dead_code()
+    return fx.GraphModule(traced, traced.graph)  # with the layers that the graph names, and no others
+
+
+def _fold_module(
+    node: fx.Node,
+    modules: dict[str, nn.Module],
+    dtype: torch.dtype,
+    add: Callable[[fx.Node, nn.Module, tuple[Any, ...]], None],
+) -> None:
+    layer = modules[str(node.target)]
+    if type(layer) is nn.Conv2d:
+        follower = _only_user(node)
+        if follower is not None and follower.op == "call_module":
+            batchnorm = modules[str(follower.target)]
+            if type(batchnorm) is nn.BatchNorm2d:
+                _running(batchnorm)
+                return  # the convolution goes where its BatchNorm is
+        add(node, FoldedConv(layer, None, dtype), node.args)
+    elif type(layer) is nn.BatchNorm2d:
+        before = node.args[0]
+        assert isinstance(before, fx.Node)
+        conv = modules.get(str(before.target)) if before.op == "call_module" else None
+        if type(conv) is nn.Conv2d and _only_user(before) is node:
+            add(node, FoldedConv(conv, layer, dtype), before.args)
+            node.graph.erase_node(before)
+        else:
+            add(node, FoldedNorm(layer, dtype), node.args)
+    elif type(layer) is nn.Linear:
+        add(node, FoldedLinear(layer, dtype), node.args)
+    elif type(layer) in HARMLESS:
+        add(node, copy.deepcopy(layer).eval(), node.args)
+    else:
+        raise CannotFoldError(f"its layer {node.target!r} is a {type(layer).__name__}")
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _attribute(model: nn.Module, path: str) -> Any:
+    value: Any = model
+    for part in path.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, Tensor):
+        raise CannotFoldError(f"it uses {path!r}, which is no tensor")
+    return value

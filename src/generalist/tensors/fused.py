@@ -1,0 +1,330 @@
+"""A folded network as a list of fused convolutions, with a backward pass of its own.
+
+A residual network, folded, is convolutions: each adds a bias and perhaps a residual and is rectified, all in one
+kernel. Its gradient with respect to the images is convolutions again: each adds what arrives on other ways and applies
+the mask of the ReLU below it, in one kernel, too. Autograd would make each of these a pass over memory of its own.
+
+`plan` finds that list in a folded network's graph; what comes behind the last convolution (average, linear layer) is
+left to autograd. The kernels are Triton's on a GPU in bfloat16, layer by layer where one fits, and plain torch
+elsewhere; both are the same function.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from generalist.tensors.folding import CannotFoldError, FoldedConv, FoldedNetwork, fold, trace
+
+ADDITIONS = (operator.add, operator.iadd, torch.add)
+RECTIFIERS = (torch.relu, F.relu)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fused convolution: relu(conv(x) + residual + side convolution). Step i makes value i + 1; value 0 is x."""
+
+    layer: FoldedConv
+    x: int
+    residual: int | None = None
+    side: tuple[int, FoldedConv] | None = None
+    """A value and the strided 1x1 convolution through which it is added."""
+    relu: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The convolutions, and the network behind them."""
+
+    steps: tuple[Step, ...]
+    tail: fx.GraphModule
+
+    @property
+    def first_reader(self) -> dict[int, int]:
+        """By value, the first step that reads it: in the backward pass the last to add to its gradient."""
+        return {value: i for i in reversed(range(len(self.steps))) for value in _read(self.steps[i])}
+
+
+def _read(step: Step) -> list[int]:
+    residual = [] if step.residual is None else [step.residual]
+    return [step.x, *residual, *([step.side[0]] if step.side else [])]
+
+
+class _Planner:
+    """Goes through the graph once. A convolution waits until it is known what is added to it and whether it is
+    rectified."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self.modules = dict(graph.named_modules())
+        self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.steps: list[Step] = []
+        self.values: dict[fx.Node, int] = {}
+        self.waiting: dict[fx.Node, Step] = {}
+
+    def take(self, node: fx.Node) -> bool:
+        """Whether the node is part of the plan; the first that is not begins the tail."""
+        if node.op == "placeholder":
+            self.values[node] = 0
+            return True
+        layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
+        inputs = [argument for argument in node.args if isinstance(argument, fx.Node)]
+        if not inputs or any(i not in self.values and i not in self.waiting for i in inputs):
+            return False
+        if isinstance(layer, FoldedConv):
+            self.waiting[node] = Step(layer, self.value(inputs[0]))
+        elif isinstance(layer, nn.Identity):
+            self._rename(inputs[0], node)
+        elif isinstance(layer, nn.ReLU) or node.target in RECTIFIERS:
+            return self._rectify(node, inputs[0])
+        elif node.target in ADDITIONS and len(inputs) == 2:
+            return self._add(node, inputs)
+        else:
+            return False
+        return True
+
+    def value(self, node: fx.Node) -> int:
+        """The number of a node's value, which is made now where it was waiting."""
+        if node not in self.values:
+            self.steps.append(self.waiting.pop(node))
+            self.values[node] = len(self.steps)
+        return self.values[node]
+
+    def _rename(self, old: fx.Node, new: fx.Node) -> None:
+        self.values[new] = self.value(old)
+
+    def _rectify(self, node: fx.Node, x: fx.Node) -> bool:
+        if x not in self.waiting or len(x.users) > 1:
+            return False
+        self.waiting[x] = replace(self.waiting[x], relu=True)
+        self._rename(x, node)
+        return True
+
+    def _add(self, node: fx.Node, inputs: Sequence[fx.Node]) -> bool:
+        other, main = sorted(inputs, key=self._fitness)
+        step = self.waiting.get(main)
+        if other is main or step is None or len(main.users) > 1 or step.residual is not None or step.side is not None:
+            return False
+        waiting = self.waiting.get(other)
+        if waiting is not None and len(other.users) == 1 and _is_side(waiting):
+            del self.waiting[other]
+            step = replace(step, side=(waiting.x, waiting.layer))
+        else:
+            step = replace(step, residual=self.value(other))
+        del self.waiting[main]
+        self.waiting[node] = step
+        return True
+
+    def _fitness(self, node: fx.Node) -> tuple[bool, bool, int]:
+        """Of two values to be added, the fitter one takes the other into its own step."""
+        step = self.waiting.get(node)
+        alone = step is not None and len(node.users) == 1
+        return alone, step is not None and not _is_side(step), self.order[node]
+
+
+def _is_side(step: Step) -> bool:
+    layer = step.layer
+    plain = step.residual is None and step.side is None and layer.dilation == (1, 1) and layer.groups == 1
+    return plain and layer.weight.shape[2:] == (1, 1) and layer.stride == (2, 2) and layer.padding == (0, 0)
+
+
+def plan(graph: fx.GraphModule) -> Plan:
+    """The fused convolutions of a folded network; `CannotFoldError` where it does not begin with such a list."""
+    planner = _Planner(graph)
+    nodes = list(graph.graph.nodes)
+    begin = next((i for i, node in enumerate(nodes) if not planner.take(node)), len(nodes))
+    if not planner.steps:
+        raise CannotFoldError("it does not begin with a convolution")
+    rest = nodes[begin:]
+    outside = {source for node in rest for source in node.all_input_nodes if source not in rest}
+    if len(outside) != 1:
+        raise CannotFoldError("its convolutions end in more than one value")
+    (features,) = outside
+    if planner.value(features) != len(planner.steps) or planner.waiting:
+        raise CannotFoldError("a convolution is not part of the chain")
+    result = Plan(tuple(planner.steps), _tail(graph, rest, features))
+    for value, reader in result.first_reader.items():
+        if result.steps[reader].x != value:
+            raise CannotFoldError("a value is added before it is convolved")
+    if len(result.first_reader) != len(result.steps):
+        raise CannotFoldError("a convolution leads nowhere")
+    return result
+
+
+def _tail(graph: fx.GraphModule, nodes: Sequence[fx.Node], features: fx.Node) -> fx.GraphModule:
+    tail = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {features: tail.placeholder("features")}
+    for node in nodes:
+        made[node] = tail.node_copy(node, lambda old: made[old])
+    return fx.GraphModule(graph, tail)
+
+
+class FusedNetwork(FoldedNetwork):
+    """A folded network that runs as its plan."""
+
+    def __init__(self, graph: fx.GraphModule, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> None:
+        self.plan = plan(graph)
+        self.kernels: dict[FoldedConv, Any] = {}
+        self.head: Any = None
+        if triton:
+            from generalist.tensors.fused_triton import TritonConv, find_head, fitting
+
+            self.kernels = {layer: TritonConv(layer) for layer in fitting(self.plan.steps, shape)}
+            self.head = find_head(self.plan)
+        super().__init__(graph, dtype)
+
+    def refresh(self) -> None:
+        for layer in self.layers:
+            (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = _Convolutions.apply(x, self)  # type: ignore[no-untyped-call]
+        logits: Tensor = self.plan.tail(out) if self.head is None else out
+        return logits
+
+    def values(self, x: Tensor) -> list[Tensor]:
+        """The images and what every step makes of them."""
+        values = [x]
+        for step in self.plan.steps:
+            values.append(self._forward(step, values))
+        return values
+
+    def _forward(self, step: Step, values: Sequence[Tensor]) -> Tensor:
+        x = values[step.x]
+        residual = None if step.residual is None else values[step.residual]
+        side = None if step.side is None else (values[step.side[0]], step.side[1])
+        kernel = self.kernels.get(step.layer)
+        if kernel is not None and (side is None or side[1] in self.kernels):
+            out: Tensor = kernel.forward(
+                x,
+                residual=residual,
+                side=None if side is None else (side[0], self.kernels[side[1]]),
+                relu=step.relu,
+            )
+            return out
+        out = step.layer(x.to(self.dtype))
+        if residual is not None:
+            out = out + residual
+        if side is not None:
+            out = out + side[1](side[0].to(self.dtype))
+        return F.relu(out) if step.relu else out
+
+    def input_gradient(self, g: Tensor, values: Sequence[Tensor]) -> Tensor:
+        """The gradient with respect to the images, given that of the answer."""
+        steps, first_reader = self.plan.steps, self.plan.first_reader
+        if self.head is not None:
+            g = self.head.backward(g, values[-1])
+        elif steps[-1].relu:
+            g = _masked(g, values[-1])
+        gradient: dict[int, Tensor] = {len(steps): g}
+        sides: dict[int, tuple[Tensor, FoldedConv]] = {}
+        for i in reversed(range(len(steps))):
+            step, own = steps[i], gradient.pop(i + 1)
+            if step.residual is not None:
+                _accumulate(gradient, step.residual, own)
+            if step.side is not None:
+                sides[step.side[0]] = (own, step.side[1])
+            rectified = step.x > 0 and steps[step.x - 1].relu and first_reader[step.x] == i
+            gradient[step.x] = self._backward(
+                step.layer,
+                own,
+                values[step.x],
+                residual=gradient.pop(step.x, None),
+                side=sides.pop(step.x, None) if first_reader[step.x] == i else None,
+                masked=rectified,
+            )
+        return gradient[0]
+
+    def _backward(
+        self,
+        layer: FoldedConv,
+        g: Tensor,
+        x: Tensor,
+        *,
+        residual: Tensor | None,
+        side: tuple[Tensor, FoldedConv] | None,
+        masked: bool,
+    ) -> Tensor:
+        kernel = self.kernels.get(layer)
+        if kernel is not None and (side is None or (kernel.takes_side and side[1] in self.kernels)):
+            out: Tensor = kernel.backward(
+                g,
+                x,
+                residual=residual,
+                side=None if side is None else (side[0], self.kernels[side[1]]),
+                masked=masked,
+            )
+            return out
+        out = _plain_input_gradient(layer, g, x)
+        if residual is not None:
+            out = out + residual
+        if side is not None:
+            out = out + _plain_input_gradient(side[1], side[0], x)
+        return _masked(out, x) if masked else out
+
+
+class _Convolutions(torch.autograd.Function):
+    """Images to the plan's last value, or where there is a kernel for the head to the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, network: FusedNetwork) -> Tensor:
+        values = network.values(x)
+        ctx.network = network
+        ctx.save_for_backward(*values)
+        out: Tensor = values[-1] if network.head is None else network.head.forward(values[-1])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        values = ctx.saved_tensors
+        gradient = ctx.network.input_gradient(g, values)
+        return gradient.to(values[0].dtype), None
+
+
+def _masked(g: Tensor, value: Tensor) -> Tensor:
+    return torch.where(value > 0, g, 0)
+
+
+def _accumulate(gradient: dict[int, Tensor], value: int, g: Tensor) -> None:
+    gradient[value] = gradient[value] + g if value in gradient else g
+
+
+def _plain_input_gradient(layer: FoldedConv, g: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = torch.ops.aten.convolution_backward(
+        g,
+        x.to(g.dtype),
+        layer.weight,
+        None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        layer.groups,
+        [True, False, False],
+    )[0]
+    return out
+
+
+def fuse(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> FusedNetwork:
+    """The network for images of `shape` in evaluation mode, folded and fused; `CannotFoldError` says why where not."""
+    return FusedNetwork(trace(model, dtype), dtype, shape=shape, triton=triton)
+
+
+def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compiled: bool = False) -> FoldedNetwork:
+    """The network in evaluation mode in the fastest form that there is for it here: fused where kernels of our own fit
+    all of its convolutions, else folded. `CannotFoldError` says why where it is neither."""
+    if dtype == torch.bfloat16 and next(model.parameters()).is_cuda and importlib.util.find_spec("triton"):
+        try:
+            fused = fuse(model, dtype, shape=shape, triton=True)
+        except CannotFoldError:
+            return fold(model, dtype, compiled=compiled)
+        if all(step.layer in fused.kernels for step in fused.plan.steps):
+            return fused
+    return fold(model, dtype, compiled=compiled)

@@ -1,0 +1,142 @@
+"""The layers of a fused network that have Triton kernels, and their weights as these want them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from generalist.tensors import triton_conv
+from generalist.tensors.folding import FoldedConv, FoldedLinear
+from generalist.tensors.fused import Plan, Step
+
+
+class TritonConv:
+    """A convolution with the BatchNorm behind it: matrices of the forward pass and the input gradient, and a bias."""
+
+    def __init__(self, layer: FoldedConv) -> None:
+        self.layer = layer
+        out, channels, height, width = layer.weight.shape
+        self.taps, self.strided = height * width, layer.stride == (2, 2)
+        self.images = channels < triton_conv.IMAGE_CHANNELS
+        self.channels = channels
+        device, dtype = layer.weight.device, layer.weight.dtype
+        columns = triton_conv.IMAGE_CHANNELS if self.images else channels
+        self.forward_matrix = torch.empty(self.taps * channels, out, device=device, dtype=dtype)
+        self.backward_matrix = torch.empty(self.taps * out, columns, device=device, dtype=dtype)
+        self.bias = torch.empty(out, device=device, dtype=torch.float32)
+
+    @property
+    def takes_side(self) -> bool:
+        """Whether the backward kernel has room for a 1x1 convolution of stride 2 beside this one."""
+        return self.strided
+
+    def refresh(self) -> None:
+        conv, batchnorm = self.layer.source[0], self.layer.batchnorm[0]
+        assert batchnorm is not None and batchnorm.running_mean is not None and batchnorm.running_var is not None
+        triton_conv.fold(
+            conv.weight,
+            (batchnorm.weight, batchnorm.bias, batchnorm.running_mean, batchnorm.running_var, batchnorm.eps),
+            forward=self.forward_matrix,
+            backward=self.backward_matrix,
+            bias=self.bias,
+            reverse=not self.strided,
+        )
+
+    def forward(
+        self, x: Tensor, *, residual: Tensor | None, side: tuple[Tensor, TritonConv] | None, relu: bool
+    ) -> Tensor:
+        if self.images:
+            return triton_conv.image_conv(x, self.forward_matrix, self.bias, relu=relu)
+        bias = self.bias if side is None else self.bias + side[1].bias
+        return triton_conv.conv3x3(
+            x,
+            self.forward_matrix,
+            stride=2 if self.strided else 1,
+            bias=bias,
+            residual=residual,
+            side=None if side is None else (side[0], side[1].forward_matrix),
+            relu=relu,
+        )
+
+    def backward(
+        self,
+        g: Tensor,
+        x: Tensor,
+        *,
+        residual: Tensor | None,
+        side: tuple[Tensor, TritonConv] | None,
+        masked: bool,
+    ) -> Tensor:
+        mask = x if masked else None
+        if self.images:
+            return triton_conv.image_gradient(g, self.backward_matrix, self.channels, x.dtype)
+        if self.strided:
+            other = None if side is None else (side[0], side[1].backward_matrix)
+            return triton_conv.strided_input_gradient(g, self.backward_matrix, side=other, residual=residual, mask=mask)
+        return triton_conv.conv3x3(g, self.backward_matrix, residual=residual, mask=mask)
+
+
+class TritonHead:
+    """The average over the image and the linear layer behind the last, rectified, features."""
+
+    def __init__(self, linear: FoldedLinear) -> None:
+        self.linear = linear
+
+    def forward(self, features: Tensor) -> Tensor:
+        return triton_conv.head(features, self.linear.weight, self.linear.bias)
+
+    def backward(self, g: Tensor, features: Tensor) -> Tensor:
+        return triton_conv.head_gradient(g.contiguous(), self.linear.weight, features)
+
+
+def find_head(plan: Plan) -> TritonHead | None:
+    """The head's kernels where the network ends in mean, linear layer, logits; None where it does otherwise."""
+    nodes = list(plan.tail.graph.nodes)
+    if len(nodes) != 4 or not plan.steps[-1].relu:
+        return None
+    _, mean, linear, _ = nodes
+    layer = dict(plan.tail.named_modules()).get(str(linear.target))
+    over_image = mean.target == "mean" and mean.kwargs == {"dim": (2, 3)} and mean.args == (nodes[0],)
+    if not over_image or not isinstance(layer, FoldedLinear) or linear.args != (mean,):
+        return None
+    channels = layer.weight.shape[1]
+    return TritonHead(layer) if channels >= 64 and channels & (channels - 1) == 0 else None
+
+
+def fitting(steps: Sequence[Step], shape: Sequence[int]) -> Iterator[FoldedConv]:
+    """The layers that the kernels can run, for images of `shape` (channels, height, width)."""
+    sizes = [(int(shape[1]), int(shape[2]))]
+    for step in steps:
+        height, width = sizes[step.x]
+        stride = step.layer.stride[0]
+        sizes.append((-(-height // stride), -(-width // stride)))
+        if _runs(step, height, width) and _has_norm(step.layer):
+            yield step.layer
+            if step.side is not None and _is_matrix(step.side[1]) and _has_norm(step.side[1]):
+                yield step.side[1]
+
+
+def _runs(step: Step, height: int, width: int) -> bool:
+    layer = step.layer
+    out, channels = layer.weight.shape[:2]
+    if layer.weight.shape[2:] != (3, 3) or layer.padding != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
+        return False
+    if channels < triton_conv.IMAGE_CHANNELS:
+        alone = step.x == 0 and step.residual is None and step.side is None and layer.stride == (1, 1)
+        return alone and out in (64, 128) and channels * 9 <= 64
+    even = height % 2 == 0 and width % 2 == 0
+    return _is_matrix(layer) and (layer.stride == (1, 1) or (layer.stride == (2, 2) and even))
+
+
+def _is_matrix(layer: FoldedConv) -> bool:
+    """Whether its channels come in whole tiles, both ways."""
+    return all(count % triton_conv.BLOCK_K == 0 and count % min(count, 128) == 0 for count in layer.weight.shape[:2])
+
+
+def _has_norm(layer: FoldedConv) -> bool:
+    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, NHWC memory."""
+    conv, batchnorm = layer.source[0], layer.batchnorm[0]
+    whole = isinstance(batchnorm, nn.BatchNorm2d) and batchnorm.weight is not None and batchnorm.bias is not None
+    return whole and conv.bias is None and conv.weight.is_contiguous(memory_format=torch.channels_last)
