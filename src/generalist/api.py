@@ -15,13 +15,14 @@ from torch.utils.data import Dataset
 from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
-from generalist.core.errors import DataError, RunError
+from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.data.dataset import materialise
 from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Evaluation, check_classifier, evaluate_model
+from generalist.evaluation.out_of_distribution import measure_shift, parse_shift
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.models import ModelOptions, build_model, check_size
@@ -33,6 +34,9 @@ from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
 
 RunLike = str | Path | RunDirectory
+SHIFT_BATCH = 500
+"""Corrupted images a batch; it changes nothing but speed and memory."""
+
 DEFAULT_THREATS = ("linf:8/255",)
 MAX_SIDE = 4096
 """More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
@@ -103,6 +107,9 @@ def evaluate(
     device: str = "auto",
     out: str | Path | None = None,
     resume: bool = False,
+    corruptions: str | Sequence[str] | None = None,
+    perturbations: bool | Sequence[str] = False,
+    official: str | Path | None = None,
     trust_code: bool = False,
     listener: Callable[[Moment], None] = lambda moment: None,
 ) -> Evaluation:
@@ -112,9 +119,14 @@ def evaluate(
     One threat or attack needs no list; left out, threats are those a run's learners train against, else linf:8/255.
     `preset` is papers, standard or quick; without it and `attacks`, natural and pgd-20 are measured. `samples` takes a
     seeded random subset. With `out`, records and summary are kept in a directory of their own below it, `resume` goes
-    on with them, and `shards="2/4"` evaluates the second of four parts. The model is given back in its own mode, on
-    its own device where it is a module.
+    on with them, and `shards="2/4"` evaluates the second of four parts. `corruptions` (`common`, `extra`, `all` or
+    names) and `perturbations` are measured as well, into `.summary["out_of_distribution"]`; generated from the images,
+    or read from the `official` files' folder. The model is given back in its own mode, on its own device where it is a
+    module.
     """
+    shift = parse_shift(corruptions, perturbations, official)
+    if shift and shards != "1/1":
+        raise GeneralistError("corruptions are measured on all images at once: leave the shards out")
     usual = preset_named(preset) if preset is not None else Preset(("natural", "pgd-20"), "each")
     shard, count = _shard(shards)
     options = suite_options(
@@ -130,18 +142,24 @@ def evaluate(
     wanted = min(usual.samples, len(images)) if samples is None and usual.samples is not None else samples
     training = ("these are training images: the set has no test split",) if split.endswith("-train") else ()
     place = Place(Path(out), subject, split, resume=resume, notes=training) if out is not None else None
-    return evaluate_model(
+    whole = wanted is None or (samples is None and wanted == len(images))
+    index = None if wanted is None or whole else subset(len(images), wanted, seed)
+    found = evaluate_model(
         network,
         images,
         threats=parsed,
         attacks=chosen,
-        index=None
-        if wanted is None or (samples is None and wanted == len(images))
-        else subset(len(images), wanted, seed),
+        index=index,
         options=options,
         place=place,
         listener=listener,
     )
+    if shift:
+        folder = Path(found.summary["directory"]) if place else None
+        settings: dict[str, Any] = {"index": index, "seed": seed, "batch_size": batch_size or SHIFT_BATCH}
+        shifted = measure_shift(network, images, shift, folder=folder, resume=resume, **settings)
+        found.summary["out_of_distribution"] = shifted
+    return found
 
 
 # -- the parts ------------------------------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ def evaluate(
     shards: Annotated[str, typer.Option(help="Evaluate the i-th of n parts.", metavar="I/N")] = "1/1",
     merge: Annotated[bool, typer.Option("--merge", help="Join the parts that --shards left; nothing is run.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an evaluation was stopped.")] = False,
+    corruptions: Annotated[
+        str | None, typer.Option(help="Corrupted images as well: common, extra, all, or names by commas.")
+    ] = None,
+    perturbations: Annotated[
+        bool, typer.Option("--perturbations", help="Sequences of small perturbations as well: accuracy, flip rate.")
+    ] = False,
+    official: Annotated[
+        Path | None, typer.Option(help="Folder with the official CIFAR-C/-P files [default: generated corruptions].")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random starts and of --samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Directory for evaluations [default: RUN/evaluation].")] = None,
@@ -75,6 +84,9 @@ def evaluate(
             "device": device,
             "out": out or _default_out(Path(subject)),
             "resume": resume,
+            "corruptions": _listed(corruptions),
+            "perturbations": perturbations,
+            "official": official,
             "trust_code": trust_code,
         }
         summary = _run(subject, arguments, quiet=as_json)

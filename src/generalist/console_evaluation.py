@@ -77,10 +77,39 @@ def show_evaluation(summary: Mapping[str, Any]) -> None:
             soft_wrap=True,
         )
     console.print(escape(f"precision: {summary['precision']}; {summary['seconds']['total']:.0f} s"), soft_wrap=True)
+    if "out_of_distribution" in summary:
+        _show_shift(summary["out_of_distribution"])
     for warning in summary["warnings"]:
         console.print(f"[bold]Warning:[/bold] {escape(warning)}", soft_wrap=True)
     if "directory" in summary:
         console.print(f"evaluation: {escape(summary['directory'])}", soft_wrap=True)
+
+
+def _show_shift(found: Mapping[str, Any]) -> None:
+    """Accuracy by corruption and severity, then accuracy and flip rate by sequence."""
+    if "corruptions" in found:
+        result = found["corruptions"]
+        table = Table(title=escape(f"Accuracy (%) on corrupted images ({result['source']})"), title_justify="left")
+        table.add_column("corruption", no_wrap=True)
+        for heading in (*(f"severity {s}" for s in result["severities"]), "mean"):
+            table.add_column(heading, justify="right")
+        for name, row in result["corruptions"].items():
+            shares = [*(accuracy["value"] for accuracy in row["severities"].values()), row["mean"]]
+            table.add_row(escape(name), *(f"{100 * share:.2f}" for share in shares))
+        means = [*result["mean_by_severity"].values(), result["mean"]]
+        table.add_row("mean", *(f"{100 * share:.2f}" for share in means))
+        console.print(table)
+    if "perturbations" in found:
+        result = found["perturbations"]
+        table = Table(title=escape(f"Sequences of perturbations ({result['source']})"), title_justify="left")
+        table.add_column("sequence", no_wrap=True)
+        for heading in ("accuracy (%)", "flip rate (%)"):
+            table.add_column(heading, justify="right")
+        rows = {name: (row["accuracy"], row["flip_rate"]) for name, row in result["sequences"].items()}
+        rows["mean"] = (result["mean_accuracy"], result["mean_flip_rate"])
+        for name, pair in rows.items():
+            table.add_row(escape(name), *(f"{100 * share:.2f}" for share in pair))
+        console.print(table)
 
 
 def _table(title: str, summary: Mapping[str, Any]) -> Table:

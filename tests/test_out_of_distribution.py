@@ -1,0 +1,114 @@
+"""Corruptions and perturbations as part of an evaluation: chosen, measured, kept, and refused where they cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import generalist
+from generalist.core.errors import GeneralistError
+from generalist.data.corruptions import COMMON, EXTRA
+from generalist.data.sets import from_arrays
+from generalist.evaluation.corruptions import STABILITY, evaluate_corruptions
+from generalist.evaluation.out_of_distribution import FILE, Shift, parse_shift
+
+
+def linear(inputs: int, classes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def evaluate(out: Path | None = None, **settings: Any) -> dict[str, Any]:
+    model = linear(64, 10)
+    return generalist.evaluate(model, "digits", attacks=["natural"], samples=40, out=out, **settings).summary
+
+
+def test_families_and_names() -> None:
+    assert parse_shift("common", False, None).corruptions == tuple(COMMON)
+    assert parse_shift("all", True, None) == Shift((*COMMON, *EXTRA), STABILITY)
+    assert parse_shift(["fog", "extra", "fog"], ["tilt"], None) == Shift(("fog", *EXTRA), ("tilt",))
+    assert not parse_shift(None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        (("fogg", False, None), "did you mean 'fog'"),
+        ((None, ["tilted"], None), "did you mean 'tilt'"),
+        ((None, False, "somewhere"), "--corruptions or --perturbations"),
+    ],
+)
+def test_wrong_wishes(wish: tuple[Any, Any, Any], reason: str) -> None:
+    with pytest.raises(GeneralistError, match=reason):
+        parse_shift(*wish)
+
+
+def test_result_is_that_of_the_function_and_is_kept(tmp_path: Path) -> None:
+    summary = evaluate(tmp_path, corruptions=["contrast", "fog"], perturbations=["brightness"], seed=3)
+    found = summary["out_of_distribution"]
+    images = generalist.api._images("digits", trust_code=False)[0]
+    index = generalist.api.subset(len(images), 40, 3)
+    expected = evaluate_corruptions(linear(64, 10), images, names=["contrast", "fog"], index=index, seed=3)
+    assert found["corruptions"] == json.loads(json.dumps(expected.to_dict()))
+    assert found["corruptions"]["generated"] is True
+    assert list(found["perturbations"]["sequences"]) == ["brightness"]
+    assert json.loads((Path(summary["directory"]) / FILE).read_text()) == found
+    assert "out_of_distribution" not in json.loads((Path(summary["directory"]) / "summary.json").read_text())
+
+
+def test_resume_reads_what_was_measured_and_measures_what_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = evaluate(tmp_path, corruptions="fog")
+    calls = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["names"])
+        return evaluate_corruptions(*args, **kwargs)
+
+    monkeypatch.setattr("generalist.evaluation.out_of_distribution.evaluate_corruptions", counted)
+    again = evaluate(tmp_path, corruptions="fog", resume=True)
+    assert again["out_of_distribution"] == first["out_of_distribution"]
+    assert calls == []
+    evaluate(tmp_path, corruptions="contrast", resume=True)
+    assert calls == [("contrast",)]
+    (Path(first["directory"]) / FILE).write_text('{"asked": ')  # cut off
+    evaluate(tmp_path, corruptions="contrast", resume=True)
+    assert calls == [("contrast",)] * 2
+
+
+def test_shards_are_refused() -> None:
+    with pytest.raises(GeneralistError, match="leave the shards out"):
+        evaluate(corruptions="fog", shards="1/2")
+
+
+def official(folder: Path, labels: np.ndarray[Any, Any]) -> None:
+    """A folder as the official one: darker at every severity."""
+    (folder / "CIFAR-10-C").mkdir(parents=True)
+    pixels = np.concatenate([np.full((len(labels), 32, 32, 3), 250 - 40 * s, dtype=np.uint8) for s in range(5)])
+    np.save(folder / "CIFAR-10-C" / "fog.npy", pixels)
+    np.save(folder / "CIFAR-10-C" / "labels.npy", np.tile(labels, 5))
+
+
+def test_official_files_are_read_instead(tmp_path: Path) -> None:
+    labels = np.arange(20) % 10
+    official(tmp_path, labels)
+    images = np.random.default_rng(0).integers(0, 256, (20, 3, 32, 32), dtype=np.uint8)
+    mine = from_arrays(images, labels, classes=[str(i) for i in range(10)])
+    settings: dict[str, Any] = {"attacks": ["natural"], "corruptions": "fog", "official": tmp_path}
+    found = generalist.evaluate(linear(3072, 10), mine, **settings).summary["out_of_distribution"]["corruptions"]
+    assert (found["generated"], found["source"]) == (False, "official files")
+    # Every image of a severity is the same, so exactly the 2 of 20 whose label is the answer are right.
+    assert {row["correct"] for row in found["corruptions"]["fog"]["severities"].values()} == {2}
+    with pytest.raises(GeneralistError, match="other images"):
+        generalist.evaluate(
+            linear(3072, 10), from_arrays(images, labels[::-1].copy(), classes=mine.classes), **settings
+        )
+    with pytest.raises(GeneralistError, match="CIFAR-10 and -100"):
+        evaluate(corruptions="fog", official=tmp_path)
