@@ -1,4 +1,4 @@
-"""Folding of BatchNorm: the folded network is the network in evaluation mode, or there is a reason why there is none."""
+"""Folding of BatchNorm: the folded network is the network in evaluation mode, or there is a reason why not."""
 
 from __future__ import annotations
 
@@ -152,6 +152,19 @@ class ChangedBetween(Layers):
         return self.norm(convolved) + x
 
 
+class SharedInPlace(Layers):
+    """Two names for one tensor, which then changes under both."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        same = x
+        x += 0.5
+        x -= same / 4
+        x *= 2
+        x /= 3
+        return torch.tanh(same)
+
+
 class UnreadInPlace(Layers):
     """A rectifier in place whose answer nobody takes."""
 
@@ -207,6 +220,7 @@ VARIETIES = {
     "norm-used-twice": NormTwice,
     "output-used-twice": OutputTwice,
     "in-place-unread": UnreadInPlace,
+    "in-place-shared": SharedInPlace,
     "constant-of-its-own": OwnConstant,
     "norm-by-hand": OwnNorm,
     "remembers": Remembers,

@@ -9,6 +9,8 @@ be traced or holds layers unknown here is not folded; `fold` then says why.
 from __future__ import annotations
 
 import copy
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -180,10 +182,32 @@ def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> Fol
     return network
 
 
+class _Proxy(fx.Proxy):
+    """Takes `a += b` for what it is; fx itself takes it for `a = a + b`, and whoever else holds `a` would not see it."""
+
+    def _in_place(self, operation: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
+
 class _Tracer(fx.Tracer):
     """What a network computes from its buffers is part of the graph: as a constant it would outlive their values."""
 
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
 
 def trace(model: nn.Module, dtype: torch.dtype) -> fx.GraphModule:
