@@ -130,3 +130,14 @@ def test_no_randomness_but_our_own() -> None:
     pattern = re.compile(r"np\.random|numpy\.random|torch\.(Generator|manual_seed|rand\(|randn\(|randint|randperm)")
     offenders = [path.name for path in (ROOT / "src").rglob("*.py") if pattern.search(path.read_text())]
     assert offenders == []
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")]
+)
+def test_waiting_threads_leave_the_cores_to_others(own: dict[str, str], expected: str) -> None:
+    """Unless the user has a wish of his own."""
+    mine = {name: value for name, value in os.environ.items() if name not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}}
+    program = "import generalist, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", program], env=mine | own, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

@@ -49,7 +49,9 @@ class Setting:
 
 def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) -> Subject:
     """A real trainer; its engine is fed and stepped as `Trainer` does it, without validation and checkpoints."""
-    train = setting.job.train.model_copy(update={"engine": engine})
+    # `auto` goes by the length of the run, and a benchmark stands for a long one.
+    compiled = engine == "graph" if setting.job.train.compile == "auto" else setting.job.train.compile
+    train = setting.job.train.model_copy(update={"engine": engine, "compile": compiled})
     job = setting.job.model_copy(update={"train": train})
     with tempfile.TemporaryDirectory() as folder:  # a trainer wants a place, but writes nothing before it runs
         trainer = Trainer(
