@@ -183,7 +183,7 @@ def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> Fol
 
 
 class _Proxy(fx.Proxy):
-    """Takes `a += b` for what it is; fx itself takes it for `a = a + b`, and whoever else holds `a` would not see it."""
+    """Takes `a += b` for what it is; fx takes it for `a = a + b`, and whoever else holds `a` would not see it."""
 
     def _in_place(self, operation: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
