@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from generalist.core.errors import InterruptedRunError, RecipeError
 from generalist.core.run import RunDirectory
 from generalist.data.options import load_splits
+from generalist.data.sets import Batch
+from generalist.objectives.base import LearnerView, Progress
 from generalist.recipe import load_recipe
 from generalist.training.graph import GraphEngine, why_not_graph
 from generalist.training.loop import Listener, Trainer
@@ -61,14 +64,62 @@ def test_reasons_against_recording() -> None:
 
 
 @pytest.mark.gpu
-def test_graph_equals_eager_in_float64(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiled", ["false", "true"])
+@pytest.mark.parametrize("recipe", ["digits-d", "digits-t"])
+def test_graph_equals_eager_in_float64(tmp_path: Path, recipe: str, compiled: str) -> None:
     """50 iterations across epochs; the tolerance leaves room for cuDNN's choice of algorithms only."""
-    results = {
-        engine: run_steps(trainer(tmp_path / engine, f"train.engine={engine}", "train.precision=fp64"), 50)
-        for engine in ("eager", "graph")
-    }
-    assert (results["eager"] - results["graph"]).abs().max() < 1e-9
-    assert results["eager"].abs().max() > 0.1
+    changes = ("train.precision=fp64", f"train.compile={compiled}")
+    eager = trainer(tmp_path / "eager", "train.engine=eager", "train.precision=fp64", recipe=recipe)
+    graph = trainer(tmp_path / "graph", "train.engine=graph", *changes, recipe=recipe)
+    assert isinstance(graph.engine, GraphEngine) and graph.engine.compiled == (compiled == "true")
+    assert all((learner.view.constant is None) == (learner.threat is None) for learner in graph.learners)
+    results = run_steps(eager, 50), run_steps(graph, 50)
+    assert (results[0] - results[1]).abs().max() < 1e-9
+    assert results[0].abs().max() > 0.1
+
+
+def given_images(view: LearnerView, batch: Batch, progress: Progress, **options: Any) -> torch.Tensor:
+    """Stands in for an attack: the same images in every engine, however it rounds."""
+    return (batch.x + 0.1 * torch.sin(50 * batch.x + batch.index.reshape(-1, 1, 1, 1))).clamp(0, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_one_iteration_in_float32_with_given_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str
+) -> None:
+    monkeypatch.setattr(LearnerView, "adversarial", given_images)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    eager = trainer(tmp_path / "eager", "train.engine=eager")
+    graph = trainer(tmp_path / "graph", "train.engine=graph", f"train.compile={compiled}")
+    start = eager.global_learner.vector.clone()
+    assert torch.equal(start, graph.global_learner.vector)
+    expected, found = run_steps(eager, 1), run_steps(graph, 1)
+    assert (expected - found).abs().max() <= 1e-5 * expected.abs().max()
+    for one, other in zip(eager.learners, graph.learners, strict=True):
+        assert (one.flat.vector - other.flat.vector).abs().max() <= 1e-5 * one.flat.vector.abs().max()
+        assert not torch.equal(one.flat.vector, start)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("recipe", ["digits-d", "digits-t"])
+def test_attacked_images_agree_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, recipe: str
+) -> None:
+    """The sign of a gradient near 0 may turn, and then a pixel goes the other way: 99 in 100 must agree."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    instance = trainer(tmp_path, "train.engine=eager", device=device, recipe=recipe)
+    run_steps(instance, 20)
+    batch = instance.train_images.batch(instance.train_index[:200])
+    progress = Progress(instance.engine.step, instance.engine.epoch, instance.engine.lr[0])
+    for learner in instance.learners:
+        if learner.threat is None:
+            continue
+        plain = learner.view.adversarial(batch, progress)
+        learner.fold(instance.train_images.shape, compiled=False)
+        folded = learner.view.adversarial(batch, progress)
+        assert ((plain - folded).abs() < 1e-4).float().mean() >= 0.99
+        assert (plain - batch.x).abs().max() > 0.1
 
 
 @pytest.mark.gpu
@@ -133,8 +184,9 @@ def test_run_resumes_under_the_other_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_memory_does_not_grow(tmp_path: Path) -> None:
-    instance = trainer(tmp_path, "train.engine=graph", recipe="digits-d")
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_memory_does_not_grow(tmp_path: Path, compiled: str) -> None:
+    instance = trainer(tmp_path, "train.engine=graph", f"train.compile={compiled}", recipe="digits-d")
     assert isinstance(instance.engine, GraphEngine)
     run_steps(instance, 20)
     gc.collect()  # what earlier tests left behind
@@ -144,6 +196,19 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
     gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == early
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_recording_on_a_gpu_leaves_no_trace(tmp_path: Path, compiled: str) -> None:
+    instance = trainer(tmp_path, "train.engine=graph", f"train.compile={compiled}")
+    engine = instance.engine
+    assert isinstance(engine, GraphEngine)
+    run_steps(instance, 3)
+    before = {name: tensor.clone() for name, tensor in engine._state().items()}
+    engine._record()
+    assert engine._state().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine._state().items())
 
 
 class _Recording:
@@ -159,19 +224,58 @@ class _Stream:
     def wait_stream(self, other: Any) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
 
 @pytest.fixture
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Recording)
 
 
+def graph_trainer(path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, recipe: str) -> Trainer:
+    """A trainer with the graph engine on the CPU, its attacks folded."""
+    instance = trainer(path, *overrides, device="cpu", recipe=recipe)
+    instance.engine = GraphEngine(instance.job, instance.learners, instance.global_learner)
+    monkeypatch.setattr(_Recording, "engine", instance.engine, raising=False)
+    compiled = instance.job.train.compile is True
+    if compiled:
+        instance.engine.compile()
+    for learner in instance.learners:
+        if learner.attacks:
+            learner.fold(instance.train_images.shape, compiled=compiled)
+    return instance
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """torch.compile without the slow generation of code; the list grows by the source of everything compiled."""
+    compile_, graphs = torch.compile, []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=backend, **options))
+    yield graphs
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
 @pytest.mark.parametrize("recipe", ["digits-t", "digits-d"])
 def test_recording_leaves_no_trace(
-    tmp_path: Path, without_cuda: None, monkeypatch: pytest.MonkeyPatch, recipe: str
+    tmp_path: Path,
+    without_cuda: None,
+    compiled_graphs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    compiled: str,
 ) -> None:
     """Warm-up and recording run iterations of their own; all that they changed must be put back.
 
@@ -179,11 +283,36 @@ def test_recording_leaves_no_trace(
     """
     changes = ("train.precision=fp64", "train.batch_size=256", "learners.0.averaging.decay=0.9")
     eager = trainer(tmp_path / "eager", *changes, device="cpu", recipe=recipe)
-    graph = trainer(tmp_path / "graph", *changes, device="cpu", recipe=recipe)
-    graph.engine = GraphEngine(graph.job, graph.learners, graph.global_learner)
-    monkeypatch.setattr(_Recording, "engine", graph.engine, raising=False)
-    assert torch.equal(run_steps(eager, 6), run_steps(graph, 6))
-    assert len(graph.engine.graphs) == 1
-    assert eager.engine.take_means() == graph.engine.take_means()
+    graph = graph_trainer(tmp_path / "graph", monkeypatch, *changes, f"train.compile={compiled}", recipe=recipe)
+    assert (run_steps(eager, 6) - run_steps(graph, 6)).abs().max() < 1e-11
+    assert isinstance(graph.engine, GraphEngine) and len(graph.engine.graphs) == 1
+    assert bool(compiled_graphs) == (compiled == "true")
+    means, expected = graph.engine.take_means(), eager.engine.take_means()
+    for name, found in means.items():
+        assert found == pytest.approx(expected[name], abs=1e-9)
     for name, tensor in eager.live_tensors().items():
-        assert torch.equal(tensor, graph.live_tensors()[name]), name
+        assert (tensor.double() - graph.live_tensors()[name].double()).abs().max() < 1e-10, name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rehearsal_compiles_what_the_attack_runs(
+    tmp_path: Path,
+    without_cuda: None,
+    compiled_graphs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+) -> None:
+    """Compiled in another precision, the network under attack would be compiled again, one after the other."""
+    changes = (f"train.precision={precision}", "train.compile=true", "train.batch_size=64")
+    instance = graph_trainer(tmp_path, monkeypatch, *changes, recipe="digits-d")
+    engine = instance.engine
+    assert isinstance(engine, GraphEngine)
+    feed = engine.feed(
+        instance.train_images, instance._batches(1), epoch=1, seed=0, options=instance.job.data.augmentation
+    )
+    engine.index = next(feed).clone()
+    engine.set_progress(step=0, epoch=1, position=0.0)
+    engine._rehearse()
+    assert sum("conv2d" in code for code in compiled_graphs) == 2  # the network that trains, the one under attack
+    engine._whole_iteration()
+    assert sum("conv2d" in code for code in compiled_graphs) == 2

@@ -9,6 +9,7 @@ be traced or holds layers unknown here is not folded; `fold` then says why.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -181,76 +182,125 @@ def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> Fol
     return network
 
 
+class _Proxy(fx.Proxy):
+    """Takes `a += b` for what it is; fx takes it for `a = a + b`, and whoever else holds `a` would not see it."""
+
+    def _in_place(self, operation: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
+
+class _Tracer(fx.Tracer):
+    """What a network computes from its buffers is part of the graph: as a constant it would outlive their values."""
+
+    proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
 def trace(model: nn.Module, dtype: torch.dtype) -> fx.GraphModule:
     """The network's graph with folded layers in it."""
+    own = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        return _folded(model, _traced(model), dtype)
+    finally:
+        for module, attributes in own:  # a tracer leaves constants there, and a forward may leave what it was fed
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _traced(model: nn.Module) -> fx.GraphModule:
+    _refuse_hooks(model, "")
     try:
         with frozen(model):  # what depends on the mode is traced as evaluation has it
-            traced = fx.symbolic_trace(model)
+            return fx.GraphModule(model, _Tracer().trace(model))
     except Exception as error:  # a tracer runs the model's own code, which may fail in any way
-        raise CannotFoldError(f"it cannot be traced ({type(error).__name__}: {error})") from error
-    names = iter(range(10**9))
+        lines = str(error).strip().splitlines() or ["without a word"]
+        raise CannotFoldError(f"it cannot be traced ({type(error).__name__}: {lines[0]})") from error
+
+
+def _folded(model: nn.Module, traced: fx.GraphModule, dtype: torch.dtype) -> fx.GraphModule:
     modules = dict(model.named_modules())
-
-    def add(node: fx.Node, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        name = f"layer_{next(names)}"
-        traced.add_module(name, layer)
-        with traced.graph.inserting_before(node):
-            new = traced.graph.call_module(name, inputs)
-        node.replace_all_uses_with(new)
-        traced.graph.erase_node(node)
-
-    for node in list(traced.graph.nodes):
+    done: set[fx.Node] = set()
+    for i, node in enumerate(list(traced.graph.nodes)):
+        if node in done or node.op not in ("call_module", "get_attr"):
+            continue
         if node.op == "call_module":
-            _fold_module(node, modules, dtype, add)
-        elif node.op == "get_attr":
-            tensor = _attribute(model, str(node.target))
-            if isinstance(tensor, nn.Parameter):
-                raise CannotFoldError(f"it uses the parameter {node.target!r} outside of a layer")
-            add(node, FoldedConstant(tensor, dtype), ())
-    traced.graph.eliminate_dead_code()
+            layer, last = _folded_layer(node, modules, dtype)
+        else:
+            layer, last = FoldedConstant(_constant(model, str(node.target)), dtype), node
+        name = f"layer_{i}"
+        traced.add_module(name, layer)
+        # Where the convolution was, not where its BatchNorm was: what lies between may change its input in place.
+        with traced.graph.inserting_before(node):
+            new = traced.graph.call_module(name, node.args)
+        last.replace_all_uses_with(new)
+        for old in dict.fromkeys((last, node)):
+            traced.graph.erase_node(old)
+            done.add(old)
     return fx.GraphModule(traced, traced.graph)  # with the layers that the graph names, and no others
 
 
-def _fold_module(
-    node: fx.Node,
-    modules: dict[str, nn.Module],
-    dtype: torch.dtype,
-    add: Callable[[fx.Node, nn.Module, tuple[Any, ...]], None],
-) -> None:
+def _folded_layer(node: fx.Node, modules: dict[str, nn.Module], dtype: torch.dtype) -> tuple[nn.Module, fx.Node]:
+    """What takes a layer's place, and the last node that it stands for."""
     layer = modules[str(node.target)]
+    _refuse_hooks(layer, str(node.target))
+    if node.kwargs or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
+        raise CannotFoldError(f"its layer {node.target!r} is called with more than one tensor")
     if type(layer) is nn.Conv2d:
-        follower = _only_user(node)
-        if follower is not None and follower.op == "call_module":
-            batchnorm = modules[str(follower.target)]
-            if type(batchnorm) is nn.BatchNorm2d:
-                _running(batchnorm)
-                return  # the convolution goes where its BatchNorm is
-        add(node, FoldedConv(layer, None, dtype), node.args)
-    elif type(layer) is nn.BatchNorm2d:
-        before = node.args[0]
-        assert isinstance(before, fx.Node)
-        conv = modules.get(str(before.target)) if before.op == "call_module" else None
-        if type(conv) is nn.Conv2d and _only_user(before) is node:
-            add(node, FoldedConv(conv, layer, dtype), before.args)
-            node.graph.erase_node(before)
-        else:
-            add(node, FoldedNorm(layer, dtype), node.args)
-    elif type(layer) is nn.Linear:
-        add(node, FoldedLinear(layer, dtype), node.args)
-    elif type(layer) in HARMLESS:
-        add(node, copy.deepcopy(layer).eval(), node.args)
-    else:
-        raise CannotFoldError(f"its layer {node.target!r} is a {type(layer).__name__}")
+        batchnorm, last = _norm_behind(node, modules)
+        return FoldedConv(layer, batchnorm, dtype), last
+    if type(layer) is nn.BatchNorm2d:
+        return FoldedNorm(layer, dtype), node
+    if type(layer) is nn.Linear:
+        return FoldedLinear(layer, dtype), node
+    if type(layer) in HARMLESS:
+        return copy.deepcopy(layer).eval(), node
+    raise CannotFoldError(f"its layer {node.target!r} is a {type(layer).__name__}")
+
+
+def _norm_behind(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[nn.BatchNorm2d | None, fx.Node]:
+    """The BatchNorm that alone reads a convolution's answer, with its node; without one, the convolution's own."""
+    follower = _only_user(node)
+    if follower is None or follower.op != "call_module" or follower.args != (node,) or follower.kwargs:
+        return None, node
+    layer = modules[str(follower.target)]
+    if not isinstance(layer, nn.BatchNorm2d) or type(layer) is not nn.BatchNorm2d:
+        return None, node
+    _refuse_hooks(layer, str(follower.target))
+    _running(layer)
+    return layer, follower
+
+
+def _refuse_hooks(layer: nn.Module, name: str) -> None:
+    """A hook may change weights, inputs or answers (weight and spectral normalisation do), and would be left out."""
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        where = f"its layer {name!r}" if name else "it"
+        raise CannotFoldError(f"{where} has hooks")
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _attribute(model: nn.Module, path: str) -> Any:
+def _constant(model: nn.Module, path: str) -> Tensor:
     value: Any = model
     for part in path.split("."):
         value = getattr(value, part)
+    if isinstance(value, nn.Parameter):
+        raise CannotFoldError(f"it uses the parameter {path!r} outside of a layer")
     if not isinstance(value, Tensor):
         raise CannotFoldError(f"it uses {path!r}, which is no tensor")
     return value

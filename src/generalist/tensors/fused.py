@@ -12,6 +12,7 @@ elsewhere; both are the same function.
 from __future__ import annotations
 
 import importlib.util
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ class _Planner:
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.modules = dict(graph.named_modules())
+        self.side_values: set[int] = set()
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.steps: list[Step] = []
         self.values: dict[fx.Node, int] = {}
@@ -70,7 +72,7 @@ class _Planner:
 
     def take(self, node: fx.Node) -> bool:
         """Whether the node is part of the plan; the first that is not begins the tail."""
-        if node.op == "placeholder":
+        if node.op == "placeholder" and not self.values:
             self.values[node] = 0
             return True
         layer = self.modules.get(str(node.target)) if node.op == "call_module" else None
@@ -83,7 +85,7 @@ class _Planner:
             self._rename(inputs[0], node)
         elif isinstance(layer, nn.ReLU) or node.target in RECTIFIERS:
             return self._rectify(node, inputs[0])
-        elif node.target in ADDITIONS and len(inputs) == 2:
+        elif node.target in ADDITIONS and len(inputs) == len(node.args) == 2 and not node.kwargs:  # no alpha
             return self._add(node, inputs)
         else:
             return False
@@ -111,8 +113,12 @@ class _Planner:
         step = self.waiting.get(main)
         if other is main or step is None or len(main.users) > 1 or step.residual is not None or step.side is not None:
             return False
+        if self._overwrites(node):
+            return False
         waiting = self.waiting.get(other)
-        if waiting is not None and len(other.users) == 1 and _is_side(waiting):
+        one_way = waiting is not None and len(other.users) == 1 and waiting.x not in self.side_values
+        if waiting is not None and one_way and _is_side(waiting):
+            self.side_values.add(waiting.x)
             del self.waiting[other]
             step = replace(step, side=(waiting.x, waiting.layer))
         else:
@@ -120,6 +126,14 @@ class _Planner:
         del self.waiting[main]
         self.waiting[node] = step
         return True
+
+    def _overwrites(self, node: fx.Node) -> bool:
+        """Whether it is an addition in place to a value that is read again later."""
+        target = node.all_input_nodes[0]
+        number = self.values.get(target)
+        same = [target] if number is None else [other for other, value in self.values.items() if value == number]
+        later = any(self.order[user] > self.order[node] for other in same for user in other.users)
+        return node.target is operator.iadd and later
 
     def _fitness(self, node: fx.Node) -> tuple[bool, bool, int]:
         """Of two values to be added, the fitter one takes the other into its own step."""
@@ -165,17 +179,48 @@ def _tail(graph: fx.GraphModule, nodes: Sequence[fx.Node], features: fx.Node) ->
     return fx.GraphModule(graph, tail)
 
 
+Shape = tuple[int, int, int]
+"""Channels, height, width."""
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of one value: the kernels count them in 32 bits."""
+
+
+def value_shapes(steps: Sequence[Step], shape: Sequence[int]) -> list[Shape]:
+    """The shape of every value for images of `shape`; `CannotFoldError` where an addition would broadcast."""
+    shapes: list[Shape] = [(int(shape[0]), int(shape[1]), int(shape[2]))]
+    for step in steps:
+        made = _after(step.layer, shapes[step.x])
+        added = [] if step.residual is None else [shapes[step.residual]]
+        added += [] if step.side is None else [_after(step.side[1], shapes[step.side[0]])]
+        if any(other != made for other in added):
+            raise CannotFoldError("it adds values of different shapes")
+        shapes.append(made)
+    return shapes
+
+
+def _after(layer: FoldedConv, shape: Shape) -> Shape:
+    height, width = (
+        (size + 2 * int(layer.padding[i]) - layer.dilation[i] * (layer.weight.shape[2 + i] - 1) - 1) // layer.stride[i]
+        + 1
+        for i, size in enumerate(shape[1:])
+    )
+    return layer.weight.shape[0], height, width
+
+
 class FusedNetwork(FoldedNetwork):
     """A folded network that runs as its plan."""
 
     def __init__(self, graph: fx.GraphModule, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> None:
         self.plan = plan(graph)
+        shapes = value_shapes(self.plan.steps, shape)
+        self.most_images = MOST_ELEMENTS // max(math.prod(one) for one in shapes)
         self.kernels: dict[FoldedConv, Any] = {}
         self.head: Any = None
         if triton:
             from generalist.tensors.fused_triton import TritonConv, find_head, fitting
 
-            self.kernels = {layer: TritonConv(layer) for layer in fitting(self.plan.steps, shape)}
+            self.kernels = {layer: TritonConv(layer) for layer in fitting(self.plan, shapes)}
             self.head = find_head(self.plan)
         super().__init__(graph, dtype)
 
@@ -184,13 +229,15 @@ class FusedNetwork(FoldedNetwork):
             (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
 
     def __call__(self, x: Tensor) -> Tensor:
+        if len(x) > self.most_images:
+            return torch.cat([self(part) for part in torch.split(x, self.most_images)])
         out: Tensor = _Convolutions.apply(x, self)  # type: ignore[no-untyped-call]
         logits: Tensor = self.plan.tail(out) if self.head is None else out
         return logits
 
     def values(self, x: Tensor) -> list[Tensor]:
         """The images and what every step makes of them."""
-        values = [x]
+        values = [_nhwc(x)]
         for step in self.plan.steps:
             values.append(self._forward(step, values))
         return values
@@ -200,7 +247,7 @@ class FusedNetwork(FoldedNetwork):
         residual = None if step.residual is None else values[step.residual]
         side = None if step.side is None else (values[step.side[0]], step.side[1])
         kernel = self.kernels.get(step.layer)
-        if kernel is not None and (side is None or side[1] in self.kernels):
+        if kernel is not None:
             out: Tensor = kernel.forward(
                 x,
                 residual=residual,
@@ -213,15 +260,15 @@ class FusedNetwork(FoldedNetwork):
             out = out + residual
         if side is not None:
             out = out + side[1](side[0].to(self.dtype))
-        return F.relu(out) if step.relu else out
+        return _nhwc(F.relu(out) if step.relu else out).to(self.dtype)
 
     def input_gradient(self, g: Tensor, values: Sequence[Tensor]) -> Tensor:
         """The gradient with respect to the images, given that of the answer."""
         steps, first_reader = self.plan.steps, self.plan.first_reader
         if self.head is not None:
             g = self.head.backward(g, values[-1])
-        elif steps[-1].relu:
-            g = _masked(g, values[-1])
+        else:
+            g = _nhwc(_masked(g, values[-1]) if steps[-1].relu else g)
         gradient: dict[int, Tensor] = {len(steps): g}
         sides: dict[int, tuple[Tensor, FoldedConv]] = {}
         for i in reversed(range(len(steps))):
@@ -252,7 +299,7 @@ class FusedNetwork(FoldedNetwork):
         masked: bool,
     ) -> Tensor:
         kernel = self.kernels.get(layer)
-        if kernel is not None and (side is None or (kernel.takes_side and side[1] in self.kernels)):
+        if kernel is not None:
             out: Tensor = kernel.backward(
                 g,
                 x,
@@ -266,7 +313,7 @@ class FusedNetwork(FoldedNetwork):
             out = out + residual
         if side is not None:
             out = out + _plain_input_gradient(side[1], side[0], x)
-        return _masked(out, x) if masked else out
+        return _nhwc(_masked(out, x) if masked else out)
 
 
 class _Convolutions(torch.autograd.Function):
@@ -277,7 +324,9 @@ class _Convolutions(torch.autograd.Function):
         values = network.values(x)
         ctx.network = network
         ctx.save_for_backward(*values)
-        out: Tensor = values[-1] if network.head is None else network.head.forward(values[-1])
+        if network.head is None:
+            return values[-1].clone()  # the tail may change it in place, and the backward pass needs it as it was
+        out: Tensor = network.head.forward(values[-1])
         return out
 
     @staticmethod
@@ -285,6 +334,11 @@ class _Convolutions(torch.autograd.Function):
         values = ctx.saved_tensors
         gradient = ctx.network.input_gradient(g, values)
         return gradient.to(values[0].dtype), None
+
+
+def _nhwc(value: Tensor) -> Tensor:
+    """As the kernels read memory: callers and torch's own operations may lay it out in another way."""
+    return value.contiguous(memory_format=torch.channels_last)
 
 
 def _masked(g: Tensor, value: Tensor) -> Tensor:

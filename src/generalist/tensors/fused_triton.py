@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from generalist.tensors import triton_conv
 from generalist.tensors.folding import FoldedConv, FoldedLinear
-from generalist.tensors.fused import Plan, Step
+from generalist.tensors.fused import Plan, Shape, Step
 
 
 class TritonConv:
@@ -26,11 +26,6 @@ class TritonConv:
         self.forward_matrix = torch.empty(self.taps * channels, out, device=device, dtype=dtype)
         self.backward_matrix = torch.empty(self.taps * out, columns, device=device, dtype=dtype)
         self.bias = torch.empty(out, device=device, dtype=torch.float32)
-
-    @property
-    def takes_side(self) -> bool:
-        """Whether the backward kernel has room for a 1x1 convolution of stride 2 beside this one."""
-        return self.strided
 
     def refresh(self) -> None:
         conv, batchnorm = self.layer.source[0], self.layer.batchnorm[0]
@@ -71,7 +66,8 @@ class TritonConv:
     ) -> Tensor:
         mask = x if masked else None
         if self.images:
-            return triton_conv.image_gradient(g, self.backward_matrix, self.channels, x.dtype)
+            out = triton_conv.image_gradient(g, self.backward_matrix, self.channels, x.dtype)
+            return out if residual is None else out + residual
         if self.strided:
             other = None if side is None else (side[0], side[1].backward_matrix)
             return triton_conv.strided_input_gradient(g, self.backward_matrix, side=other, residual=residual, mask=mask)
@@ -105,20 +101,31 @@ def find_head(plan: Plan) -> TritonHead | None:
     return TritonHead(layer) if channels >= 64 and channels & (channels - 1) == 0 else None
 
 
-def fitting(steps: Sequence[Step], shape: Sequence[int]) -> Iterator[FoldedConv]:
-    """The layers that the kernels can run, for images of `shape` (channels, height, width)."""
-    sizes = [(int(shape[1]), int(shape[2]))]
-    for step in steps:
-        height, width = sizes[step.x]
-        stride = step.layer.stride[0]
-        sizes.append((-(-height // stride), -(-width // stride)))
-        if _runs(step, height, width) and _has_norm(step.layer):
-            yield step.layer
-            if step.side is not None and _is_matrix(step.side[1]) and _has_norm(step.side[1]):
-                yield step.side[1]
+def fitting(plan: Plan, shapes: Sequence[Shape]) -> Iterator[FoldedConv]:
+    """The layers that the kernels can run, given every value's shape."""
+    steps = plan.steps
+    fits = {i for i, step in enumerate(steps) if _runs(step, shapes[step.x]) and _has_norm(step.layer)}
+    # A side is part of its step's kernel and, backwards, of that of the first step which reads the same value: all of
+    # them have kernels, or none has.
+    together = [(i, plan.first_reader[step.side[0]], step.side[1]) for i, step in enumerate(steps) if step.side]
+    while misfits := {
+        i for a, b, side in together for i in (a, b) if i in fits and not (_takes(steps[b], side) and {a, b} <= fits)
+    }:
+        fits -= misfits
+    for i in sorted(fits):
+        yield steps[i].layer
+        side = steps[i].side
+        if side is not None:
+            yield side[1]
 
 
-def _runs(step: Step, height: int, width: int) -> bool:
+def _takes(step: Step, side: FoldedConv) -> bool:
+    """Whether the backward kernel of a step has room for that 1x1 convolution of stride 2 beside it."""
+    return step.layer.stride == (2, 2) and _is_matrix(side) and _has_norm(side)
+
+
+def _runs(step: Step, shape: Shape) -> bool:
+    """Whether there is a kernel for it, given the shape of what it reads."""
     layer = step.layer
     out, channels = layer.weight.shape[:2]
     if layer.weight.shape[2:] != (3, 3) or layer.padding != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
@@ -126,8 +133,9 @@ def _runs(step: Step, height: int, width: int) -> bool:
     if channels < triton_conv.IMAGE_CHANNELS:
         alone = step.x == 0 and step.residual is None and step.side is None and layer.stride == (1, 1)
         return alone and out in (64, 128) and channels * 9 <= 64
-    even = height % 2 == 0 and width % 2 == 0
-    return _is_matrix(layer) and (layer.stride == (1, 1) or (layer.stride == (2, 2) and even))
+    even = shape[1] % 2 == 0 and shape[2] % 2 == 0
+    typed = step.x > 0  # the images are of their caller's type; what the steps make is of the network's
+    return typed and _is_matrix(layer) and (layer.stride == (1, 1) or (layer.stride == (2, 2) and even))
 
 
 def _is_matrix(layer: FoldedConv) -> bool:

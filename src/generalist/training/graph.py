@@ -15,10 +15,11 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
+from generalist.attacks.pgd import input_gradient
 from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Batch, Images
-from generalist.objectives.base import Metrics
-from generalist.tensors.folding import FoldedNetwork
+from generalist.objectives.base import LearnerView, Metrics
+from generalist.tensors.modes import computing_in
 from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
@@ -114,7 +115,7 @@ class GraphEngine(EagerEngine):
 
     def _rehearse(self) -> None:
         """Compile the two forms of the network side by side: the one that trains and the one under attack."""
-        attacked = [learner.view.constant for learner in self.learners if learner.view.constant is not None]
+        attacked = [learner.view for learner in self.learners if learner.view.constant is not None]
         if not (self.compiled and attacked):
             return
         images, _, _ = self._source
@@ -128,11 +129,14 @@ class GraphEngine(EagerEngine):
             torch.autograd.grad(loss, list(view.model.parameters()), allow_unused=True)
             kernels.result()
 
-    def _attack_once(self, network: FoldedNetwork, x: Tensor) -> None:
+    def _attack_once(self, view: LearnerView, x: Tensor) -> None:
+        """In the attack's own precision: a thread begins without autocast, and another one would be compiled again."""
+        network = view.constant
+        assert network is not None
         with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
             network.refresh()
-            images = x.clone().requires_grad_()
-            torch.autograd.grad(network(images).sum(), images)
+            with computing_in(view.autocast, self.device):
+                input_gradient(network, x, torch.zeros(len(x)), lambda logits, _: logits.sum())
             torch.cuda.current_stream(self.device).synchronize()
 
     def _state(self) -> dict[str, Tensor]:
