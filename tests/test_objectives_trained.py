@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe
 from training_helpers import train as train_tiny
 
@@ -220,3 +223,28 @@ def test_imagenet_fast_at_grows_its_images_in_stages() -> None:
 def rate(recipe: Recipe, epoch: float) -> float:
     schedule: Schedule = only_learner(recipe).schedule
     return recipe.learning_rate(only_learner(recipe)) * schedule.at(epoch, recipe.train.epochs)
+
+
+def test_fast_at_runs_through_its_stages(tmp_path: Path) -> None:
+    """The ImageNet recipe with its numbers made small: three stages, each at its own size, each from the one before."""
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 4), ("val", 1)):
+        for label in range(2):
+            folder = tmp_path / "images" / split / f"n{label:08d}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = noise.integers(0, 128, (40, 44, 3), dtype=np.uint8) + np.uint8(120 * label)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    raw = load_recipe("baseline-imagenet-resnet50-fast-at").model_dump(mode="json")
+    raw["data"] |= {"root": str(tmp_path / "images"), "workers": 1}
+    raw["model"] |= {"name": "small", "width": 4}
+    raw["validation"] |= {"images": 2, "steps": 1}
+    raw["train"] |= {"precision": "fp32"}
+    for stage, side in zip(raw["stages"], (16, 24, 32), strict=True):
+        stage["change"]["data"]["resolution"] = side
+        stage["change"]["train"] = {"epochs": 1, "batch_size": 3}
+    run = train(raw, out=tmp_path / "run", device="cpu")
+    records = [each.read_metrics()[-1] for each in (run.stage("small"), run.stage("medium"), run)]
+    assert all(math.isfinite(record["train"]["linf"]["loss"]) for record in records)
+    sides = [load_recipe(each.recipe).data.resolution for each in (run.stage("small"), run.stage("medium"))]
+    assert sides == [16, 24]
