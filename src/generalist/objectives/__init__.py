@@ -1,6 +1,19 @@
 """What a learner does with a batch: one objective a file."""
 
-from generalist.objectives import at, at_half, nt, trades  # noqa: F401  (importing registers them)
+from generalist.objectives import (  # noqa: F401  (importing registers them)
+    agr,
+    at,
+    at_half,
+    awp,
+    fast_at,
+    fat,
+    iat,
+    mart,
+    nt,
+    rst,
+    score,
+    trades,
+)
 from generalist.objectives.base import (
     OBJECTIVES,
     Inputs,

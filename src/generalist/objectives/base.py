@@ -99,7 +99,7 @@ class LearnerView:
         options = options or self.attack
         with computing_in(self.autocast, batch.x.device):
             return pgd(
-                self._under_attack(options),
+                self.under_attack(options),
                 batch.x,
                 batch.y,
                 threat=threat,
@@ -112,7 +112,7 @@ class LearnerView:
                 moves=self.moves,
             )
 
-    def _under_attack(self, options: AttackOptions) -> Classifier:
+    def under_attack(self, options: AttackOptions) -> Classifier:
         """The learner's network as it is now, in its fastest form for this attack."""
         if self.constant is None or options.batchnorm == "train":
             return self.model
@@ -143,10 +143,11 @@ class Objective:
     adversarial: ClassVar[bool] = True
     """Whether it needs a threat model."""
 
-    variants: ClassVar[tuple[str, ...]] = ("default",)
-    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host."""
+    variants: tuple[str, ...] = ("default",)
+    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host. A wrapper has those of
+    what it wraps."""
 
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     """Whether an iteration can be recorded as a CUDA graph: nothing waits for the device, no shape depends on data."""
 
     def __init__(self, options: ObjectiveOptions) -> None:
