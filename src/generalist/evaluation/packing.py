@@ -16,13 +16,20 @@ from generalist.core.errors import DataError
 from generalist.data.sets import Batch, Images
 from generalist.evaluation.verdicts import Bools, Ints
 
-CPU_BATCH = 100
-"""Small enough for the activations of a small network to stay in the caches."""
-CUDA_BATCH = 1000
+CPU_BATCHES = (64, 128)
+"""The least and the most rows on a CPU. Fewer would not pay for the overhead of an operation; of more, a small
+network's activations leave the caches."""
+CUDA_BATCHES = (128, 1024)
+"""The same on a GPU, which needs more rows to be busy."""
+BATCHES = 5
+"""Of all samples of the evaluation, the batches that one round is cut into, where that leaves enough rows: whoever
+survived, the last batch of a step is half empty on average."""
 
 
-def default_batch_size(device: torch.device) -> int:
-    return CUDA_BATCH if device.type == "cuda" else CPU_BATCH
+def default_batch_size(device: torch.device, samples: int) -> int:
+    """Rows of a batch for an evaluation of so many samples in all its shards together."""
+    least, most = CUDA_BATCHES if device.type == "cuda" else CPU_BATCHES
+    return min(most, max(least, -(-samples // BATCHES)))
 
 
 def pack(pending: Bools, size: int) -> tuple[Ints, Ints]:
