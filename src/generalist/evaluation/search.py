@@ -63,7 +63,7 @@ def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
 
 
 def _folded(model: nn.Module, dtype: torch.dtype, x: Tensor, *, compiled: bool) -> FoldedNetwork:
-    if x.device.type != "cpu" or dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if x.device.type != "cpu" or dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _channels_last(fold(model, dtype, compiled=compiled))
     try:
         return _channels_last(CpuNetwork(trace(model, dtype)))
