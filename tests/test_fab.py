@@ -374,6 +374,6 @@ def test_verdicts_agree_with_pyautoattack(
     inside = threat.norm(theirs - batch.x) <= threat.eps * (1 + 1e-5)
     with torch.no_grad():
         broken = inside & (network(theirs).argmax(1) != batch.y)
-    assert Fraction(int((ours != broken).sum()), len(ours)) <= Fraction(2, 100)
+    assert Fraction(int((ours != broken).sum()), len(ours)) <= Fraction(1, 100)
     assert int((~ours).sum()) <= int((~broken).sum()) + 1
     assert 5 < int(ours.sum()) < len(ours)

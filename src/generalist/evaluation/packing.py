@@ -19,7 +19,7 @@ from generalist.evaluation.verdicts import Bools, Ints
 CPU_BATCHES = (64, 128)
 """The least and the most rows on a CPU. Fewer would not pay for the overhead of an operation; of more, a small
 network's activations leave the caches."""
-CUDA_BATCHES = (128, 1024)
+CUDA_BATCHES = (256, 1024)
 """The same on a GPU, which needs more rows to be busy."""
 BATCHES = 5
 """Of all samples of the evaluation, the batches that one round is cut into, where that leaves enough rows: whoever

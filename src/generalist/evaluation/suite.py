@@ -55,7 +55,7 @@ class SuiteOptions(Options):
 
     batch_size: int | None = None
     """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: a fifth
-    of all samples, at least 64 and at most 128 on the CPU, 128 and 1,024 on a GPU. Never more than there are
+    of all samples, at least 64 and at most 128 on the CPU, 256 and 1,024 on a GPU. Never more than there are
     samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
