@@ -197,6 +197,6 @@ def test_the_size_of_crews_and_batches_follows_from_settings_alone(monkeypatch: 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     assert [crew_size(CPU, batches=batches) for batches in (1, 3, 1000)] == [1, 3, 8]
     assert crew_size(torch.device("cuda"), batches=1000) == 1
-    assert [default_batch_size(CPU, samples) for samples in (10, 500, 10_000)] == [64, 100, 128]
+    assert [default_batch_size(CPU, samples) for samples in (10, 500, 10_000)] == [64, 200, 256]
     sizes = [default_batch_size(torch.device("cuda"), samples) for samples in (10, 2000, 10_000)]
-    assert sizes == [256, 400, 1024]
+    assert sizes == [256, 500, 1024]

@@ -54,9 +54,9 @@ class SuiteOptions(Options):
     """`default`: the model's own, under PyTorch's default flags. `fast`: ensembles search in bfloat16; see the docs."""
 
     batch_size: int | None = None
-    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: a fifth
-    of all samples, at least 64 and at most 128 on the CPU, 256 and 1,024 on a GPU. Never more than there are
-    samples."""
+    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
+    all samples on the CPU, at least 64 and at most 256, a quarter on a GPU, at least 256 and at most 1,024. Never more
+    than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
