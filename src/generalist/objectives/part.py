@@ -91,9 +91,9 @@ class PixelReweighted(AdversarialTraining):
         return crop_and_flip(masks, batch.augmentation, padding=self.learner.padding) if batch.augmentation else masks
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
-        share = torch.where(self.masks_of(batch), 1.0, self.rest / self.threat.eps).to(batch.x.dtype)
         # During the warm-up padding, too, keeps the full eps: that is plain adversarial training.
-        share = torch.where(progress.epoch > self.warmup, share, torch.ones_like(share))
+        full = self.masks_of(batch) | (progress.epoch <= self.warmup)
+        share = torch.where(full, batch.x.new_ones(()), self.rest / self.threat.eps)
         threat = Reweighted(self.threat.eps, inner=self.threat, share=share)
         return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress, threat=threat)})
 
