@@ -1,4 +1,4 @@
-"""What the tests of objectives against several norms share: an objective on a tiny network, and independent formulas."""
+"""What tests of objectives against several norms share: an objective on a tiny network, independent formulas."""
 
 from __future__ import annotations
 

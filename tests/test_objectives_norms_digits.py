@@ -25,8 +25,8 @@ NORMS = {
 THREATS = ["linf:0.1", "l2:0.45", "l1:1.4"]
 
 
-def measured(run: Path) -> Evaluation:
-    return api.evaluate(run, threats=THREATS, attacks=["natural", "pgd-20"], mode="each", device="cpu")
+def measured(run: Path, threats: list[str]) -> Evaluation:
+    return api.evaluate(run, threats=threats, attacks=["natural", "pgd-20"], mode="each", device="cpu")
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def natural(tmp_path_factory: pytest.TempPathFactory) -> Evaluation:
     """Natural training for as long."""
     out = tmp_path_factory.mktemp("digits") / "nt"
     api.train("digits-nt", overrides=["train.epochs=8"], out=out, device="cpu")
-    return measured(out)
+    return measured(out, THREATS)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -42,7 +42,7 @@ def test_a_short_training_is_robust_in_its_own_threats(name: str, natural: Evalu
     recipe = load_recipe(f"baseline-digits-{name}")
     assert [str(threat) for threat in recipe.threats()] == NORMS[name]
     api.train(recipe, out=tmp_path / "run", device="cpu")
-    found = measured(tmp_path / "run")
+    found = measured(tmp_path / "run", NORMS[name])
     assert found["natural"].value > 0.9
     for threat in NORMS[name]:
         robust = found[f"pgd-20/{threat}"].value
