@@ -46,7 +46,8 @@ def compare(
 
 
 def _show(comparison: Comparison) -> None:
-    table = Table(*(escape(head) for head in heads(comparison)))
+    table = Table(*(escape(head.replace("/", "\n", 1)) for head in heads(comparison)))  # attack above threat: narrower
+    table.columns[1].no_wrap = True
     for column in table.columns[5:]:
         column.justify = "right"
     for row in cells_of(comparison):
