@@ -14,6 +14,7 @@ from rich.table import Table
 from generalist import api
 from generalist._version import __version__
 from generalist.cli_bench import bench_app
+from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
 from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core.errors import GeneralistError
@@ -92,6 +93,7 @@ def train(
 
 
 app.command()(evaluate)
+app.command()(compare)
 
 
 @data_app.command("list")
