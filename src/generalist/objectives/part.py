@@ -47,8 +47,9 @@ class PixelReweighted(AdversarialTraining):
     `rest` (Zhang et al., 2024).
 
     At the start of every epoch after the warm-up each training image gets a mask from its class-activation map, kept
-    by sample index; a batch's masks are cropped and flipped as its images are (padding counts as not mattering). The
-    data must lie in memory. Costs steps + 1 forward and backward passes, as AT does, and one more for the maps.
+    by sample index; a batch's masks are cropped and flipped as its images are (padding counts as not mattering). Extra
+    images (`data.extra`) keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward passes,
+    as AT does, and one more for the maps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = PartOptions

@@ -68,8 +68,9 @@ class RobustModeConnectivity(Objective):
     is 2 m - (w(0) + w(1)) / 2, and w(t) = (1 - t)(1 - 2t) w(0) + 4t(1 - t) m + t(2t - 1) w(1). Training starts at the
     mean of the ends. BatchNorm's running statistics are of no one t, so the attack should use the batch's own
     (`attack: {batchnorm: train}`). Before each validation the t with the highest accuracy on the validation images
-    under the worst of all norms is chosen, with statistics of its own; that network is validated and saved.
-    Costs what `around` does, beside the two ends.
+    under the worst of all norms is chosen, with statistics of its own; that network is validated and saved. A recipe
+    with this learner alone sets `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that
+    point. Costs what `around` does, beside the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions
