@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from generalist.console import accuracy_table, console
-from generalist.dial import Curve, Mixture, Point
+from generalist.dial import Curve, Measured, Mixture, Point
 
 Follow = Callable[[int, int, Point], None]
 FRONT = "*"
@@ -47,9 +47,15 @@ def shares(gamma: Mapping[str, float]) -> str:
 
 def show_curve(curve: Curve, run: Path) -> None:
     """The table, its Pareto front marked; the suggestion with the command that makes it; notes."""
-    console.print(_table(curve))
+    about = f"learners of epoch {curve.epoch}, PGD-{curve.steps}"
+    measured = [(point, point.validation) for point in curve.points]
+    console.print(_table(f"Accuracy (%) along the dial on the validation images: {about}", measured))
+    tested = [(point, point.test) for point in curve.points if point.test is not None]
+    if tested:
+        console.print(_table(f"Accuracy (%) along the dial on the test images: {about}", tested))
     console.print(
-        f"{FRONT} on the Pareto front: no other point is as good everywhere and better somewhere", soft_wrap=True
+        f"{FRONT} Pareto front on the validation images: no other point is as good everywhere and better somewhere",
+        soft_wrap=True,
     )
     console.print(escape(f"the run's own gamma at the end of this epoch: {shares(curve.own_gamma)}"), soft_wrap=True)
     if suggestion := curve.suggestion:
@@ -61,25 +67,25 @@ def show_curve(curve: Curve, run: Path) -> None:
 
 
 def _command(curve: Curve, gamma: Mapping[str, float], run: Path) -> str:
-    wanted = ",".join(f"{share:.6g}" for share in list(gamma.values())[:-1])
+    # As many digits as it takes for shares that add up to 1 to do so still.
+    wanted = ",".join(f"{share:.10g}" for share in list(gamma.values())[:-1])
     statistics = "" if curve.statistics == "best" else f" --statistics {curve.statistics}"
     return f"generalist mix {shlex.quote(str(run))} --gamma {wanted} --epoch {curve.epoch}{statistics}"
 
 
-def _table(curve: Curve) -> Table:
-    title = f"Accuracy (%) along the dial, learners of epoch {curve.epoch}, PGD-{curve.steps}"
-    table = Table(title=title, title_justify="left", min_width=len(title))
-    first = curve.points[0]
-    tested = list(first.test or ())
-    headings = [*(f"gamma {name}" for name in first.gamma), *first.validation, *(f"test {name}" for name in tested)]
-    for heading in headings:
-        table.add_column(escape(heading), justify="right", no_wrap=True)
-    table.add_column("statistics")
+def _table(title: str, points: Sequence[tuple[Point, Mapping[str, Measured]]]) -> Table:
+    """A row a point. One column for all shares: a terminal has no room for more."""
+    table = Table(title=escape(title), title_justify="left", min_width=len(title))
+    first, columns = points[0]
     table.add_column("", no_wrap=True)
-    for point in curve.points:
-        accuracies = [*point.validation.values(), *((point.test or {})[name] for name in tested)]
-        cells = [*(f"{share:.2f}" for share in point.gamma.values()), *(f"{100 * a.value:.2f}" for a in accuracies)]
-        table.add_row(*cells, point.statistics, FRONT if point.pareto else "")
+    table.add_column(escape(f"gamma {', '.join(first.gamma)}"))
+    for heading in columns:
+        table.add_column(escape(heading), justify="right", no_wrap=True)
+    table.add_column("statistics", no_wrap=True)
+    for point, found in points:
+        gamma = ", ".join(f"{share:.2f}" for share in point.gamma.values())
+        accuracies = (f"{100 * found[name].value:.2f}" for name in columns)
+        table.add_row(FRONT if point.pareto else "", gamma, *accuracies, point.statistics)
     return table
 
 

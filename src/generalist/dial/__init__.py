@@ -5,7 +5,7 @@ BatchNorm statistics of a mixture can be mixed like the weights, as training doe
 images; which of the two is better differs from run to run, so the run's own validation rule decides.
 """
 
-from generalist.dial.curves import Curve, Point, Suggestion, Wish, curve, pareto, read_curve, suggest
+from generalist.dial.curves import Curve, Measured, Point, Suggestion, Wish, curve, pareto, read_curve, suggest
 from generalist.dial.learners import Gamma, Learners, gammas_of, learners_of, mixed_state, mixture_file
 from generalist.dial.turning import Dial, Mixture, Statistics, check_statistics, mix
 
@@ -14,6 +14,7 @@ __all__ = [
     "Dial",
     "Gamma",
     "Learners",
+    "Measured",
     "Mixture",
     "Point",
     "Statistics",

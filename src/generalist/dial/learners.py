@@ -15,7 +15,7 @@ from generalist.core.errors import RunError
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipe
-from generalist.training.artefacts import AVERAGE, branch_files, load_weights
+from generalist.training.artefacts import AVERAGE, load_weights
 from generalist.training.global_learner import mix as mix_vectors
 from generalist.training.options import lead_index
 
@@ -70,21 +70,17 @@ def learners_of(run: RunDirectory, epoch: int | None = None, *, trust_code: bool
             f"with `generalist train {run.path} --resume`, or train it again"
         )
     chosen = epochs[-1] if epoch is None else epoch
-    files = branch_files(f"{run.path}@{chosen}", names)
+    kept = ", ".join(map(str, epochs))
+    if chosen not in epochs:
+        raise RunError(f"{run.path} has no snapshot of epoch {chosen}; kept: {kept} (see train.snapshots.every)")
     ending = AVERAGE if recipe.mixing.source == "averaged" else ""
-    loaded = []
-    for name in names:
-        if name + ending not in files:
-            raise RunError(
-                f"the snapshot of epoch {chosen} in {run.path} lacks {name + ending!r}: choose another epoch"
-            )
-        loaded.append(load_weights(files[name + ending]))
+    loaded = [load_weights(run.snapshots / str(chosen) / f"{name}{ending}.safetensors") for name in names]
     states = [{key: _widened(tensor) for key, tensor in state.items()} for state, _ in loaded]
     _check_alike(states, run, chosen)
     if all(_equal(states[0], state) for state in states[1:]):
         raise RunError(
             f"the learners of {run.path} are all equal after epoch {chosen}: redistribution has just made them so; "
-            f"choose another with --epoch (kept: {', '.join(map(str, epochs))})"
+            f"choose another with --epoch (kept: {kept})"
         )
     about = loaded[lead_index(recipe.mixing, recipe.learners)][1]
     return Learners(run, recipe, chosen, chosen == epochs[-1], states, about)

@@ -52,6 +52,7 @@ class Mixture:
     about: dict[str, Any]
     """The header of its weights file."""
     gammas: dict[str, float]
+    """Every learner's share, in the dial's order."""
     statistics: Kind
     """Where its BatchNorm statistics come from."""
     measured: dict[Kind, dict[str, Accuracy]] = field(default_factory=dict)
@@ -119,7 +120,8 @@ class Dial:
         own = model.state_dict()
         fresh = statistics_names(model) if kind == "reestimated" else set()
         state = {name: own[name].cpu().to(t.dtype) if name in fresh else t for name, t in state.items()}
-        shares = dict(zip(self.learners.names, gammas, strict=True))
+        named = dict(zip(self.learners.names, gammas, strict=True))
+        shares = {name: named[name] for name in self.learners.order}
         about = {name: value for name, value in self.learners.about.items() if name != UPDATES}
         about["mix"] = {"gamma": shares, "statistics": kind, "source": self.recipe.mixing.source}
         return Mixture(model, state, about, shares, kind, measured)
