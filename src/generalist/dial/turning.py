@@ -130,7 +130,7 @@ class Dial:
 
     @cached_property
     def splits(self) -> Splits:
-        """The run's images, without extra ones: refused where they are not those that it was trained on."""
+        """The run's images on the device, without extra ones; refused where they are not those it was trained on."""
         options = self.recipe.data.model_copy(update={"extra": None})
         if options.name == "arrays" and self.data is None:
             raise RunError(
@@ -143,13 +143,14 @@ class Dial:
                 f"{self.learners.run.path} was trained on other images than these, among which held-out ones may be: "
                 "give it its own data back"
             )
-        return splits
+        test = splits.test.to(self.device) if splits.test is not None else None
+        return Splits(splits.train.to(self.device), test)
 
     @cached_property
     def _validation(self) -> tuple[Images, Tensor, Tensor]:
         """(images to validate on, their indices, those of the images that were trained on)."""
         images, held, trained = validation_indices(self.recipe, self.splits)
-        return images.to(self.device), self._some(held), trained
+        return images, self._some(held), trained
 
     def _some(self, index: Tensor) -> Tensor:
         if self.samples is None:
@@ -170,7 +171,7 @@ class Dial:
         test = self.splits.test
         if test is None:
             raise DataError(f"{self.splits.train.name} has no test split: leave --test out")
-        return test.to(self.device), self._some(torch.arange(len(test)))
+        return test, self._some(torch.arange(len(test)))
 
     def _measure(self, model: nn.Module, images: Images, index: Tensor) -> dict[str, Accuracy]:
         """One evaluation for all threats whose PGD takes steps of one length."""
