@@ -654,3 +654,15 @@ def test_every_command_of_the_page_runs(
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     exec(compile(code, "docs/dial.md", "exec", dont_inherit=True), {"__name__": "dial"})
     assert "natural" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_the_dial_turns_on_a_gpu(run: RunDirectory) -> None:
+    here = dial.mix(run, 0.5, epoch=10, statistics="reestimated", device="cpu")
+    there = dial.mix(run, 0.5, epoch=10, statistics="reestimated", device="cuda")
+    assert next(there.model.parameters()).device.type == "cuda"
+    for name, tensor in here.state.items():
+        assert there.state[name].device.type == "cpu"
+        torch.testing.assert_close(there.state[name], tensor, rtol=0.05, atol=0.02)  # attacks round differently there
+    found = dial.curve(run, 2, device="cuda")
+    assert found.points[1].natural == pytest.approx(dial.curve(run, 2, device="cpu").points[1].natural, abs=0.02)
