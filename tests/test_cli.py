@@ -62,6 +62,7 @@ COMMANDS = {
         "--json",
         "--trust-code",
     },
+    "compare": {"RUNS", "--paper", "--format", "--trust-code"},
     "bench train": {
         "--recipe",
         "--set",

@@ -358,7 +358,10 @@ def test_logits_of_half_precision(network: nn.Module, dtype: torch.dtype) -> Non
 def test_verdicts_agree_with_pyautoattack(
     network: nn.Module, norm: str, targets: int | None, count: int, iterations: int
 ) -> None:
-    """Neither draws a random number without restarts, so the verdicts agree but for ties of the arithmetic."""
+    """Neither draws a random number without restarts, so the verdicts agree but for ties of the arithmetic.
+
+    In l2 those are more frequent: on 300 images with 9 targets more than 1% of the verdicts differ, and at most 2%.
+    """
     fab_pt = pytest.importorskip("pyautoattack.fab_pt")
     batch, threat = right_digits(network, count), type(UNIT[norm])(EPS[norm])
     ours = FAB(targets=targets, iterations=iterations).run(network, batch, threat=threat, seed=0).broken
@@ -374,6 +377,6 @@ def test_verdicts_agree_with_pyautoattack(
     inside = threat.norm(theirs - batch.x) <= threat.eps * (1 + 1e-5)
     with torch.no_grad():
         broken = inside & (network(theirs).argmax(1) != batch.y)
-    assert Fraction(int((ours != broken).sum()), len(ours)) <= Fraction(2, 100)
+    assert Fraction(int((ours != broken).sum()), len(ours)) <= Fraction(2 if norm == "l2" else 1, 100)
     assert int((~ours).sum()) <= int((~broken).sum()) + 1
     assert 5 < int(ours.sum()) < len(ours)

@@ -14,6 +14,7 @@ from rich.table import Table
 from generalist import api
 from generalist._version import __version__
 from generalist.cli_bench import bench_app
+from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
 from generalist.cli_mix import mix
 from generalist.console import clear_endings, console, show_run, training_listener
@@ -94,6 +95,7 @@ def train(
 
 app.command()(evaluate)
 app.command()(mix)
+app.command()(compare)
 
 
 @data_app.command("list")

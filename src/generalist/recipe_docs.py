@@ -109,6 +109,8 @@ def _default(field: FieldInfo) -> str:
 
 def _flow(value: Any) -> str:
     """A value as YAML on one line."""
+    if isinstance(value, BaseModel):
+        return _flow(value.model_dump(mode="json"))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from generalist.attacks.base import Found, verdict
-from generalist.attacks.losses import margin
 from generalist.attacks.painters import PAINTERS, Draws, Painter
 from generalist.attacks.pgd import Classifier, borrowed
 from generalist.attacks.rounds import InRounds, per_sample
@@ -109,7 +108,7 @@ class _Search:
 
     def __init__(self, model: Classifier, batch: Batch) -> None:
         """Look at the natural images: one that is wrong as it is needs no search."""
-        self._model, self._y, self._dtype = model, batch.y, batch.x.dtype
+        self._model, self._dtype = model, batch.x.dtype
         self.natural = self.best = widen(batch.x.detach())
         logits = widen(model(batch.x))
         if logits.shape[1] < 2:
@@ -118,6 +117,9 @@ class _Search:
         self.margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
         self.queries = torch.zeros_like(batch.y)
         self._margins = [self.margin]
+        # The margin of `losses`, with what it makes of the labels made once: thousands of queries ask for it.
+        self._label = batch.y.unsqueeze(1)
+        self._own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, self._label, True)
 
     def start(self, x: Tensor) -> None:
         """The first query."""
@@ -138,7 +140,8 @@ class _Search:
 
     def ask(self, x: Tensor) -> None:
         """Ask the model about `x` and keep it where the margin grows; one of nan, without an answer, never does."""
-        found = margin(widen(self._model(x.to(self._dtype))), self._y)
+        logits = widen(self._model(x.to(self._dtype)))
+        found = logits.masked_fill(self._own, -torch.inf).amax(1) - logits.gather(1, self._label).squeeze(1)
         self.best = torch.where(per_sample(found > self.margin, x), x, self.best)
         self.margin = torch.fmax(self.margin, found)
         self._margins.append(self.margin)

@@ -51,6 +51,8 @@ class Header(Options):
     """The number of rounds of each step."""
     warnings: list[str]
     """What was noticed about the model before the attacks."""
+    notes: list[str] = Field(default_factory=list)
+    """How the search went about it, where that is not as usual."""
     shard: int = Field(default=1, ge=1)
     """Which part of the samples this file is about, from 1."""
     shards: int = Field(default=1, ge=1)
@@ -81,7 +83,7 @@ class Header(Options):
 
     def shared(self) -> dict[str, Any]:
         """What all shards of one evaluation have in common; they may have run on different devices."""
-        return self.model_dump(exclude={"shard", "device", "warnings"})
+        return self.model_dump(exclude={"shard", "device", "warnings", "notes"})
 
 
 def records_file(folder: Path, shard: int, shards: int) -> Path:

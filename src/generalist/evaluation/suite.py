@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +26,8 @@ from generalist.core.files import write_json
 from generalist.core.options import Options
 from generalist.data.sets import Batch, Images
 from generalist.evaluation.accuracy import NATURAL
-from generalist.evaluation.classifier import AnyPrecision, InBfloat16
+from generalist.evaluation.classifier import AnyPrecision
+from generalist.evaluation.crew import Crew, crew_size
 from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
 from generalist.evaluation.examples import make_examples, write_examples
 from generalist.evaluation.identity import identify
@@ -32,8 +35,12 @@ from generalist.evaluation.masking import PROBE, model_warnings
 from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack
 from generalist.evaluation.plan import Mode, Plan, Precision, Step, make_plan
 from generalist.evaluation.records import Header, Recorder, open_records
+from generalist.evaluation.search import Searched, full_precision, half_precision, notes_of
 from generalist.evaluation.summary import Evaluation, accuracies, summarise
-from generalist.evaluation.verdicts import Ints, Verdicts
+from generalist.evaluation.verdicts import Bools, Ints, Verdicts
+
+COMPILE_FROM = 20_000
+"""Samples times steps from which on compiling the network for a GPU, half a minute or more, is worth its time."""
 
 
 class SuiteOptions(Options):
@@ -47,8 +54,9 @@ class SuiteOptions(Options):
     """`default`: the model's own, under PyTorch's default flags. `fast`: ensembles search in bfloat16; see the docs."""
 
     batch_size: int | None = None
-    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 100 on the
-    CPU, 1,000 on a GPU. Never more than there are samples."""
+    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
+    all samples on the CPU, at least 64 and at most 256, a quarter on a GPU, at least 256 and at most 1,024. Never more
+    than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
@@ -143,6 +151,16 @@ def evaluate_model(
     return Evaluation({name: value for name, value in found.items() if name != NATURAL or NATURAL in attacks}, summary)
 
 
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    """A batch that is being attacked."""
+
+    rows: Ints
+    rounds: Ints
+    batch: Batch
+    found: Future[Found]
+
+
 class Suite:
     """One model, one image set and one plan, on one device."""
 
@@ -158,10 +176,9 @@ class Suite:
         self.model = AnyPrecision(model)
         if options.precision == "fast" and self.model.dtype != torch.float32:
             raise GeneralistError(f"precision fast is for float32 models, not {self.model.dtype}: use default")
-        self.search = InBfloat16(self.model)
         self.images, self.whole, self.plan, self.options, self.listener = images, whole, plan, options, listener
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        size = min(options.batch_size or default_batch_size(device), len(whole))
+        size = min(options.batch_size or default_batch_size(device, len(whole)), len(whole))
         dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         self.feeder = Feeder(images, device, dtype, size)
         # The same images for every shard: what is noticed about the model must not depend on the part.
@@ -169,6 +186,14 @@ class Suite:
         with borrowed(self.model):
             self.num_classes = class_count(self.model, self.probe)
         self._check_labels()
+        self.crew_size = crew_size(device, batches=-(-len(whole) // size))
+        self.searched = self._networks()
+
+    def _networks(self) -> dict[bool, Searched]:
+        """What the steps search on: by whether they do so in bfloat16."""
+        makers = {step.half: half_precision if step.half else full_precision for step in self.plan.steps}
+        long = self.feeder.device.type == "cuda" and len(self.whole) * len(self.plan.steps) >= COMPILE_FROM
+        return {half: make(self.model, self.probe.x, compiled=long) for half, make in makers.items()}
 
     def _check_labels(self) -> None:
         labels = self.images.labels.cpu()[torch.from_numpy(self.whole)]
@@ -199,6 +224,7 @@ class Suite:
             columns=[(column.attack, column.threat, list(column.steps)) for column in self.plan.columns],
             rounds={step.key: step.attack.rounds(self.num_classes) for step in self.plan.steps},
             warnings=[*(place.notes if place else ()), *self._warnings()],
+            notes=notes_of(list(self.searched.values())),
             shard=self.options.shard,
             shards=self.options.shards,
         )
@@ -235,33 +261,57 @@ class Suite:
 
     def _step(self, step: Step, number: int, verdicts: Verdicts, recorder: Recorder) -> None:
         wanted = verdicts.needed(step.key, self.plan.columns)
-        done = 0
-        while True:
-            started = time.perf_counter()
-            rows, rounds = pack(verdicts.pending(step.key, wanted), self.feeder.size)
+        done, clock = 0, time.perf_counter()
+        flights: deque[_Flight] = deque()
+        with self._crew(step) as crew:
+            while True:
+                self._launch(step, crew, flights, verdicts.pending(step.key, wanted), verdicts.index)
+                if not flights:
+                    return
+                flight = flights.popleft()
+                found = self._judged(step, flight.batch, flight.found.result())
+                rows, rounds, count = flight.rows, flight.rounds, len(flight.rows)
+                broken = found.broken[:count].cpu().numpy()
+                verdicts.add(step.key, rows, rounds, broken)
+                clock, seconds = time.perf_counter(), time.perf_counter() - clock
+                verdicts.add_seconds(step.key, seconds)
+                recorder.attacked(str(step.threat), step.label, verdicts.index[rows], rounds, broken, seconds)
+                done += count
+                left = int(verdicts.pending(step.key, wanted).sum())
+                robust = int((wanted & ~verdicts.broken[step.key].any(0)).sum())
+                self.listener(Moment(step.key, number, len(self.plan.steps), done, done + left, robust))
+
+    def _launch(self, step: Step, crew: Crew, flights: deque[_Flight], pending: Bools, index: Ints) -> None:
+        """Give every thread of the crew a batch, as far as there is work that nobody has begun."""
+        for flight in flights:
+            pending[flight.rounds, flight.rows] = False
+        while len(flights) < crew.size:
+            rows, rounds = pack(pending, self.feeder.size)
             if len(rows) == 0:
                 return
-            samples = verdicts.index[rows]
-            found = self.attack(step, self.feeder.batch(samples), self.feeder.rounds(rounds))
-            broken = found.broken[: len(rows)].cpu().numpy()
-            verdicts.add(step.key, rows, rounds, broken)
-            seconds = time.perf_counter() - started
-            verdicts.add_seconds(step.key, seconds)
-            recorder.attacked(str(step.threat), step.label, samples, rounds, broken, seconds)
-            done += len(rows)
-            left = int(verdicts.pending(step.key, wanted).sum())
-            robust = int((wanted & ~verdicts.broken[step.key].any(0)).sum())
-            self.listener(Moment(step.key, number, len(self.plan.steps), done, done + left, robust))
+            pending[rounds, rows] = False
+            batch = self.feeder.batch(index[rows])
+            flights.append(_Flight(rows, rounds, batch, self._search(step, crew, batch, self.feeder.rounds(rounds))))
 
-    def attack(self, step: Step, batch: Batch, rounds: Tensor) -> Found:
-        """One batch of one step. What bfloat16 finds counts only where the full-precision model is wrong, too."""
-        model = self.search if step.half else self.model
-        threat = step.threat.build()
-        found = step.attack.run_round(model, batch, rounds, threat=threat, seed=self.options.seed)
-        if not step.half:
+    def _crew(self, step: Step) -> Crew:
+        """Threads share a folded network, but never the user's own model."""
+        return Crew(self.crew_size if self.searched[step.half].folded else 1)
+
+    def _search(self, step: Step, crew: Crew, batch: Batch, rounds: Tensor) -> Future[Found]:
+        network, threat = crew.hire(self.searched[step.half].network), step.threat.build()
+        return crew.submit(lambda: step.attack.run_round(network, batch, rounds, threat=threat, seed=self.options.seed))
+
+    def _judged(self, step: Step, batch: Batch, found: Found) -> Found:
+        """What was found on another network than the user's own counts only where that one is wrong, too."""
+        if self.searched[step.half].network is self.model:
             return found
         with borrowed(self.model):
-            return verdict(self.model, batch, found.x, threat=threat)
+            return verdict(self.model, batch, found.x, threat=step.threat.build())
+
+    def attack(self, step: Step, batch: Batch, rounds: Tensor) -> Found:
+        """One batch of one step."""
+        with self._crew(step) as crew:
+            return self._judged(step, batch, self._search(step, crew, batch, rounds).result())
 
     def leave(self, folder: Path, summary: dict[str, Any], verdicts: Verdicts) -> None:
         """The summary, unless this is only a part; and a few examples, which the first part makes."""

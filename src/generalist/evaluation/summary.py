@@ -57,6 +57,7 @@ def summarise(header: Header, verdicts: Verdicts) -> dict[str, Any]:
         "worst_case": {threat: _accuracy(right).as_json() for threat, right in worst.items()},
         "classes": _by_class(header.classes, verdicts, {NATURAL: verdicts.right, **worst, "union": union}),
         "seconds": _seconds(verdicts),
+        "notes": list(header.notes),
         "warnings": [*header.warnings, *black_box_warnings(columns, verdicts)],
     }
     if len(threats) > 1:

@@ -1,6 +1,26 @@
 """What a learner does with a batch: one objective a file."""
 
-from generalist.objectives import at, at_half, nt, trades  # noqa: F401  (importing registers them)
+from generalist.objectives import (  # noqa: F401  (importing registers them)
+    agr,
+    at,
+    at_half,
+    at_linf_l2,
+    at_max,
+    awp,
+    e_at,
+    fast_at,
+    fat,
+    iat,
+    mart,
+    msd,
+    nt,
+    part,
+    ramp,
+    rmc,
+    rst,
+    score,
+    trades,
+)
 from generalist.objectives.base import (
     OBJECTIVES,
     Inputs,

@@ -65,6 +65,10 @@ class LearnerView:
     artefact: Callable[[str], dict[str, Tensor]]
     """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name.
     To be called from `epoch_start`: at `setup` the earlier stage may not have run."""
+    padding: int = 0
+    """Pixels of padding in front of the random crop, without which a mask cannot follow its sample's augmentation."""
+    validation: tuple[Images, Tensor] | None = None
+    """The images that validation uses and their indices, for an objective that chooses among several networks."""
     label_smoothing: float = 0.0
     autocast: torch.dtype | None = None
     """Compute type of forward passes; None: that of the weights."""
@@ -99,7 +103,7 @@ class LearnerView:
         options = options or self.attack
         with computing_in(self.autocast, batch.x.device):
             return pgd(
-                self._under_attack(options),
+                self.under_attack(options),
                 batch.x,
                 batch.y,
                 threat=threat,
@@ -112,7 +116,7 @@ class LearnerView:
                 moves=self.moves,
             )
 
-    def _under_attack(self, options: AttackOptions) -> Classifier:
+    def under_attack(self, options: AttackOptions) -> Classifier:
         """The learner's network as it is now, in its fastest form for this attack."""
         if self.constant is None or options.batchnorm == "train":
             return self.model
@@ -143,10 +147,11 @@ class Objective:
     adversarial: ClassVar[bool] = True
     """Whether it needs a threat model."""
 
-    variants: ClassVar[tuple[str, ...]] = ("default",)
-    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host."""
+    variants: tuple[str, ...] = ("default",)
+    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host. Known after `setup`; a
+    wrapper has those of what it wraps."""
 
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     """Whether an iteration can be recorded as a CUDA graph: nothing waits for the device, no shape depends on data."""
 
     def __init__(self, options: ObjectiveOptions) -> None:
@@ -202,6 +207,11 @@ class Objective:
     def epoch_end(self, epoch: int) -> None:
         """Called after the last iteration of an epoch, before validation."""
 
+    def best_network(self) -> dict[str, Tensor] | None:
+        """The weights that are validated and saved where the learner is alone and trains more than one network (a
+        curve of them, say), as a state dict; None: its own. Asked before each validation."""
+        return None
+
     def redistributed(self) -> None:
         """Called when the learner has taken over the global learner's weights."""
 
@@ -209,9 +219,22 @@ class Objective:
         """What a checkpoint must keep: tensors only, and the live ones, not copies."""
         return {}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        if state:
-            raise GeneralistError(f"the checkpoint holds state that objective {self.options.kind!r} does not have")
+        """Copy what `state_dict` gave once into the live tensors."""
+        live = self.state_dict()
+        if unknown := sorted(state.keys() ^ live.keys()):
+            raise GeneralistError(
+                f"the checkpoint holds state that objective {self.options.kind!r} does not have, or lacks some of it "
+                f"({unknown[0]!r}); resume with the recipe that the run began with"
+            )
+        for name, tensor in live.items():
+            if tensor.shape != state[name].shape:
+                raise GeneralistError(
+                    f"the checkpoint does not fit objective {self.options.kind!r}: {name!r} has shape "
+                    f"{tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[name])
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")

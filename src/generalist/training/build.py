@@ -39,6 +39,7 @@ def build_learners(
     *,
     device: torch.device,
     artefact: Callable[[str], dict[str, Tensor]],
+    validation: tuple[Images, Tensor],
     trust_code: bool,
 ) -> list[Learner]:
     """All learners, from one and the same fresh network; `index` says which images are trained on."""
@@ -61,6 +62,8 @@ def build_learners(
             images=images,
             index=index,
             artefact=artefact,
+            padding=job.data.augmentation.crop,
+            validation=validation,
             autocast=job.train.autocast,
             counters=job.mixing.counters,
         )

@@ -47,6 +47,13 @@ class GlobalLearner:
         for learner in learners:
             learner.receive(self.vector, self.counters, reset=self.options.redistribution.reset)
 
+    def settle(self, learners: Sequence[Learner]) -> None:
+        """Take over the network that a learner on its own names as its best; a mix of several stays what it is."""
+        if len(learners) == 1 and (state := learners[0].objective.best_network()) is not None:
+            vector, counters = learners[0].flat.read(state)
+            self.vector.copy_(vector)
+            self.counters.copy_(counters)
+
     def state(self) -> dict[str, Tensor]:
         return {"weights": self.vector, "counters": self.counters, "count": self.count}
 

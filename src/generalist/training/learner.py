@@ -34,6 +34,8 @@ class Learner:
         images: Images,
         index: Tensor,
         artefact: Callable[[str], dict[str, Tensor]],
+        padding: int = 0,
+        validation: tuple[Images, Tensor] | None = None,
         autocast: torch.dtype | None = None,
         counters: str = "copy",
     ) -> None:
@@ -59,6 +61,8 @@ class Learner:
             images=images,
             index=index,
             artefact=artefact,
+            padding=padding,
+            validation=validation,
             label_smoothing=options.label_smoothing,
             autocast=autocast,
         )

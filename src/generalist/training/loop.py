@@ -74,6 +74,7 @@ class Trainer:
             self.train_index,
             device=device,
             artefact=self._artefact,
+            validation=(self.validator.images, held),
             trust_code=trust_code,
         )
         self.global_learner = GlobalLearner(self.learners, job.mixing)
@@ -214,6 +215,7 @@ class Trainer:
         }
 
     def _validate(self, epoch: int, gammas: list[float]) -> dict[str, Any]:
+        self.global_learner.settle(self.learners)
         found: Validation = self.validator(self.learners, self.global_learner, gammas)
         for name, loss in found.task_loss.items():
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits

@@ -1,0 +1,57 @@
+"""The command `generalist compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from generalist.compare import Comparison
+from generalist.compare import compare as compare_runs
+from generalist.comparison_text import cells_of, heads, to_csv, to_latex, to_markdown
+from generalist.console import console, print_version
+from generalist.core.errors import GeneralistError
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
+
+WRITERS = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories that were evaluated.", metavar="RUN...")],
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Show the papers' figures for the same data, network and method, too.")
+    ] = False,
+    form: Annotated[str, typer.Option("--format", help="table, csv, markdown or latex.")] = "table",
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Allow import paths in the recipes, which run code.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Put evaluated runs side by side, and beside the papers.
+
+    Example: generalist compare runs/mine runs/baseline-cifar10-resnet18-msd --paper --format markdown
+    """
+    if form != "table" and form not in WRITERS:
+        raise GeneralistError(f"--format is table, {', '.join(WRITERS)}, not {form!r}")
+    comparison = compare_runs(runs, paper=paper, trust_code=trust_code)
+    if form == "table":
+        _show(comparison)
+    else:
+        sys.stdout.write(WRITERS[form](comparison))
+
+
+def _show(comparison: Comparison) -> None:
+    table = Table(*(escape(head.replace("/", "\n", 1)) for head in heads(comparison)))  # attack above threat: narrower
+    table.columns[1].no_wrap = True
+    for column in table.columns[5:]:
+        column.justify = "right"
+    for row in cells_of(comparison):
+        table.add_row(*(escape(text) for text in row))
+    console.print(table)
+    for number, text in enumerate(comparison.footnotes(), 1):
+        console.print(escape(f"[{number}] {text}"), soft_wrap=True)

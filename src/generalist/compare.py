@@ -1,0 +1,238 @@
+"""Runs side by side, and beside the figures that the papers print.
+
+A run's figures are those of its evaluations (RUN/evaluation/*/summary.json). The papers' are package data, as printed;
+those that cannot be right are marked.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from generalist.attacks.threats import ThreatOptions
+from generalist.core.errors import GeneralistError, RunError
+from generalist.core.run import RunDirectory
+from generalist.evaluation.accuracy import NATURAL, Accuracy
+from generalist.evaluation.directory import SUMMARY
+from generalist.recipe import load_recipe
+from generalist.training.options import LearnerOptions
+
+MAX_BYTES = 1 << 26
+UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
+OURS = "ours"
+PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
+ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
+"""Tables whose rows vary a setting: they are not the method as such."""
+
+ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20"}
+"""The papers' names of attacks where ours differ."""
+
+VARIANTS = {
+    frozenset({"nt", "linf"}): "generalist-d-nt-linf",
+    frozenset({"linf", "l2"}): "generalist-d-linf-l2",
+    frozenset({"nt", "linf", "l2"}): "generalist-t",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: an accuracy in [0, 1], and what is to be said of it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    samples: int | None = None
+    flag: str = ""
+    """`impossible`, `disagrees` or `outlier`, for a printed figure that is one."""
+    note: str = ""
+
+
+@dataclass
+class Row:
+    """A network of a run, or a row of a paper's table."""
+
+    name: str
+    source: str
+    """`ours`, or the paper and its table."""
+    dataset: str
+    model: str
+    method: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+
+
+# -- our runs ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
+    """One row for each network of a run that was evaluated (best, last, a learner)."""
+    directory = RunDirectory(run).require()
+    recipe = load_recipe(directory.recipe, trust_code=trust_code)
+    summaries = [_read_summary(path) for path in sorted(run.glob(f"evaluation/*/{SUMMARY}"))]
+    if not summaries:
+        raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
+    rows: dict[str, Row] = {}
+    for path, summary in summaries:
+        subject = str(summary.get("subject", "model"))
+        name = run.name if subject == "best" else f"{run.name} ({subject})"
+        row = rows.setdefault(subject, Row(name, OURS, recipe.data.name, recipe.model.name, method_of(recipe.learners)))
+        for column, cell in _cells(summary, path).items():
+            known = row.cells.get(column)
+            # More images say more; of two equally large evaluations the stronger attack counts.
+            if known is None or (cell.samples or 0, -cell.value) > (known.samples or 0, -known.value):
+                row.cells[column] = cell
+    return list(rows.values())
+
+
+def method_of(learners: Sequence[LearnerOptions]) -> str:
+    """What the papers call this set of learners; else the objectives' names, joined."""
+    if len(learners) == 1:
+        return _baseline(learners[0])
+    kinds = {learner.objective.kind for learner in learners}
+    norms = {learner.threat.norm if learner.threat else "nt" for learner in learners}
+    if kinds <= {"nt", "at"} and len(norms) == len(learners) and (name := VARIANTS.get(frozenset(norms))):
+        return name
+    return "+".join(_baseline(learner) for learner in learners)
+
+
+def _baseline(learner: LearnerOptions) -> str:
+    kind, beta = learner.objective.kind, getattr(learner.objective, "beta", None)
+    if kind == "trades" and beta is not None:
+        kind = f"trades-{beta:g}"
+    # The papers' baselines are in linf, unless their names say otherwise.
+    return f"{kind} ({learner.threat.norm})" if learner.threat and learner.threat.norm != "linf" else kind
+
+
+def _read_summary(path: Path) -> tuple[Path, dict[str, Any]]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RunError(f"{path} is too large to be a summary; evaluate again")
+        summary = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}; evaluate again") from None
+    if not isinstance(summary, dict) or not isinstance(summary.get("accuracy"), dict):
+        raise RunError(f"{path} is damaged: it has no accuracies; evaluate again")
+    return path, summary
+
+
+def _cells(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
+    cells = {str(name): _cell(entry, path) for name, entry in summary["accuracy"].items()}
+    if "union_worst_case" in summary:
+        cells[UNION_WORST] = _cell(summary["union_worst_case"], path)
+    mean = summary.get("mean_over_threats")
+    # The papers' union is made of AutoAttack alone: a mean of anything else has another name, or none.
+    if isinstance(mean, dict) and mean.get("of") == "aa" and isinstance(mean.get("value"), int | float):
+        samples = cells[NATURAL].samples if NATURAL in cells else None
+        cells[UNION_MEAN] = Cell(_share(mean["value"], path), samples=samples)
+    return cells
+
+
+def _cell(entry: Any, path: Path) -> Cell:
+    correct, total = (entry.get(key) if isinstance(entry, dict) else None for key in ("correct", "total"))
+    if type(correct) is not int or type(total) is not int or not 0 <= correct <= total or total == 0:
+        raise RunError(f"{path} is damaged: {str(entry)[:80]!r} is no accuracy; evaluate again")
+    accuracy = Accuracy(correct, total)
+    low, high = accuracy.interval
+    return Cell(accuracy.value, low, high, total)
+
+
+def _share(value: float, path: Path) -> float:
+    if not 0 <= value <= 1:
+        raise RunError(f"{path} is damaged: {value} is no share; evaluate again")
+    return float(value)
+
+
+# -- the papers -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def paper_rows() -> tuple[Row, ...]:
+    """Every row of the papers' tables, with marks at the figures that cannot be right."""
+    flags = {_key(entry): (entry["kind"], entry["note"]) for entry in _table("inconsistencies.csv")}
+    rows: dict[tuple[str, ...], Row] = {}
+    for entry in _table("paper_results.csv"):
+        if (entry["paper"], entry["table"]) in ABLATIONS:
+            continue
+        place = tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method"))
+        method = "generalist-d-nt-linf" if entry["method"] == "generalist" else entry["method"]
+        source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
+        row = rows.setdefault(place, Row(method, source, entry["dataset"], entry["model"], method))
+        flag, note = flags.get(_key(entry), ("", ""))
+        row.cells[paper_column(entry["metric"], entry["eps"])] = Cell(float(entry["value"]) / 100, flag=flag, note=note)
+    return tuple(rows.values())
+
+
+def paper_column(metric: str, eps: str) -> str:
+    """A paper's metric under the name that an evaluation of ours gives it: `pgd20-linf` is `pgd-20/linf:8/255`."""
+    if metric == "union-mean":
+        return UNION_MEAN
+    attack, _, norm = metric.rpartition("-")
+    if not eps:
+        return metric
+    threat = ThreatOptions.model_validate(f"{norm}:{eps}")
+    return f"{ATTACKS.get(attack, attack)}/{threat}"
+
+
+def published(rows: Iterable[Row]) -> list[Row]:
+    """The papers' rows for the same data, network and method as any of these."""
+    wanted = {(row.dataset, row.model, row.method) for row in rows}
+    return [row for row in paper_rows() if (row.dataset, row.model, row.method) in wanted]
+
+
+def _key(entry: dict[str, str]) -> tuple[str, ...]:
+    return tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method", "metric"))
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    text = resources.files("generalist").joinpath("reference", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+# -- side by side -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows in the order in which they are shown, and the columns that any of ours has."""
+
+    rows: list[Row]
+    columns: list[str]
+
+    def footnotes(self) -> list[str]:
+        """What is to be said of the marked figures, in the order of `marks`."""
+        return [
+            f"{row.source}, {row.method}, {column}: {cell.flag}; {cell.note}" for row, column, cell in self._marked()
+        ]
+
+    def marks(self) -> dict[tuple[int, str], int]:
+        """The footnote's number, from 1, of each marked figure, by row and column."""
+        positions = {id(row): i for i, row in enumerate(self.rows)}
+        return {(positions[id(row)], column): i for i, (row, column, _) in enumerate(self._marked(), 1)}
+
+    def _marked(self) -> list[tuple[Row, str, Cell]]:
+        found = ((row, column, row.cells.get(column)) for row in self.rows for column in self.columns)
+        return [(row, column, cell) for row, column, cell in found if cell is not None and cell.flag]
+
+
+def compare(runs: Sequence[str | Path], *, paper: bool = False, trust_code: bool = False) -> Comparison:
+    """The evaluated networks of these runs; with `paper`, each followed by the papers' rows for the same thing."""
+    if not runs:
+        raise GeneralistError("name at least one run to compare")
+    ours = [row for run in runs for row in rows_of(Path(run), trust_code=trust_code)]
+    columns = list(dict.fromkeys(column for row in ours for column in row.cells))
+    unions = [name for name in (UNION_MEAN, UNION_WORST) if name in columns]
+    columns = [column for column in columns if column not in unions] + unions
+    if not paper:
+        return Comparison(ours, columns)
+    rows: list[Row] = []
+    for i, row in enumerate(ours):
+        rows.append(row)
+        same = (row.dataset, row.model, row.method)
+        if same not in [(later.dataset, later.model, later.method) for later in ours[i + 1 :]]:
+            rows += published([row])  # once, behind the last of several runs of the same thing
+    return Comparison(rows, columns)

@@ -1,0 +1,93 @@
+"""The network on which attacks search: the model's own function in a faster form, or the model itself.
+
+A search may look at any network it likes: what it finds counts only where the user's own model gets that very image
+wrong. So BatchNorm is folded into the convolutions, in the model's own precision; `precision fast` searches in
+bfloat16. A faster form is taken only where it answers a few images as the model does; else, and where a model cannot
+be folded, the search asks the model itself, and the summary says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from generalist.attacks.accuracy import logits_of
+from generalist.attacks.pgd import Classifier
+from generalist.evaluation.classifier import AnyPrecision, InBfloat16
+from generalist.evaluation.cpu_network import CpuNetwork
+from generalist.tensors.folding import CannotFoldError, FoldedNetwork, fold, trace
+from generalist.tensors.fused import fastest
+
+CLOSE = 1e-3
+"""How far logits of the folded network may be from the model's, as a share of the largest: rounding is far below."""
+
+CLOSE_IN_HALF = 0.1
+"""The same in bfloat16, which keeps two to three digits."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A network to search on."""
+
+    network: Classifier
+    folded: bool
+    """Whether it is a form of its own: threads may then share it, as nothing about the user's model is touched."""
+    note: str | None = None
+    """Why it is the model itself, where that is not as it should be."""
+
+
+def full_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
+    """The network for searching in the model's own precision; `x` are a few images of the evaluation."""
+    if model.dtype not in (torch.float32, torch.float64):
+        return Searched(model, folded=False)  # folding would round the weights anew
+    try:
+        network = _folded(model.model, model.dtype, x, compiled=compiled)
+        _check(network, model, x, CLOSE)
+    except CannotFoldError as error:
+        return Searched(model, folded=False, note=f"attacks search on the model itself, which is not folded: {error}")
+    return Searched(network, folded=True)
+
+
+def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
+    """The network for searching in bfloat16: folded, on a GPU in fused kernels; else the model under autocast."""
+    try:
+        network = fastest(model.model, torch.bfloat16, shape=x.shape[1:], compiled=compiled)
+        _check(network, model, x, CLOSE_IN_HALF)
+    except CannotFoldError as error:
+        note = f"bfloat16 searches use the model under autocast, which is not folded: {error}"
+        return Searched(InBfloat16(model), folded=False, note=note)
+    return Searched(network, folded=True)
+
+
+def _folded(model: nn.Module, dtype: torch.dtype, x: Tensor, *, compiled: bool) -> FoldedNetwork:
+    if x.device.type != "cpu" or dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return _channels_last(fold(model, dtype, compiled=compiled))
+    try:
+        return _channels_last(CpuNetwork(trace(model, dtype)))
+    except CannotFoldError:  # it is no chain of convolutions, but may still be folded
+        return _channels_last(fold(model, dtype))
+
+
+def _channels_last(network: FoldedNetwork) -> FoldedNetwork:
+    network.graph.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+@torch.no_grad()
+def _check(network: FoldedNetwork, model: AnyPrecision, x: Tensor, close: float) -> None:
+    """Refuse a form that does not answer as the model does: a tracer sees one way through a model's code only."""
+    wanted = logits_of(model, x)
+    try:
+        found = network(x).to(wanted.dtype)
+    except RuntimeError as error:  # its layers meet an input that they were not folded for
+        raise CannotFoldError(f"its folded form fails ({str(error).splitlines()[0]})") from error
+    scale = wanted.abs().amax().clamp_min(torch.finfo(wanted.dtype).tiny)
+    if found.shape != wanted.shape or not bool(((found - wanted).abs() <= close * scale).all()):
+        raise CannotFoldError("its folded form answers otherwise")
+
+
+def notes_of(searched: Sequence[Searched]) -> list[str]:
+    return [one.note for one in searched if one.note is not None]

@@ -1,0 +1,133 @@
+"""Pixel-reweighted adversarial training, PART (Zhang et al., 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from generalist.attacks.threats import Threat
+from generalist.core import random
+from generalist.core.errors import GeneralistError
+from generalist.core.options import Number, Positive
+from generalist.data.augment import crop_and_flip
+from generalist.data.sets import Batch
+from generalist.models.activation_maps import class_activation_maps
+from generalist.objectives.at import AdversarialTraining
+from generalist.objectives.base import OBJECTIVES, Inputs, LearnerView, ObjectiveOptions, Progress
+from generalist.tensors.modes import computing_in
+
+CHUNK = 500
+"""Images a pass when maps are made; changes nothing but memory."""
+
+
+class PartOptions(ObjectiveOptions):
+    """Options of PART."""
+
+    kind: str = "part"
+    """The objective's name."""
+
+    rest: Positive = 7 / 255
+    """The eps of the pixels that matter less, for pixels in [0, 1]; at most the eps of the learner's threat, which the
+    others keep."""
+
+    threshold: Number = Field(1.0, ge=0)
+    """A pixel matters where its class-activation map is at least this many times the map's mean. Larger: fewer do."""
+
+    warmup: int = Field(default=20, ge=0, le=1_000_000)
+    """Epochs of plain adversarial training first: the maps of an untrained network say nothing."""
+
+
+@OBJECTIVES.register("part")
+class PixelReweighted(AdversarialTraining):
+    """Minimises CE(x'), x' from PGD in which pixels that speak for the class may move by eps and the others only by
+    `rest` (Zhang et al., 2024).
+
+    At the start of every epoch after the warm-up each training image gets a mask from its class-activation map, kept
+    by sample index; a batch's masks are cropped and flipped as its images are (padding counts as not mattering). The
+    data must lie in memory. Costs steps + 1 forward and backward passes, as AT does, and one more for the maps.
+    """
+
+    Options: ClassVar[type[ObjectiveOptions]] = PartOptions
+
+    def __init__(self, options: PartOptions) -> None:
+        super().__init__(options)
+        self.rest, self.threshold, self.warmup = options.rest, options.threshold, options.warmup
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        assert learner.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        if self.rest > learner.threat.eps:
+            raise GeneralistError(
+                f"learner {learner.name!r}: objective.rest, {self.rest:g}, is more than the eps of {learner.threat}; "
+                "lower it"
+            )
+        if not learner.images.resident:
+            raise GeneralistError(
+                f"learner {learner.name!r}: part keeps a mask for each image and follows its crop, which streamed "
+                "images do not allow; set data.resident to true"
+            )
+        self.threat = learner.threat
+        device = next(learner.model.parameters()).device
+        self.masks = torch.ones(len(learner.images), 1, *learner.images.shape[1:], dtype=torch.bool, device=device)
+
+    def epoch_start(self, epoch: int) -> None:
+        if epoch <= self.warmup:
+            return
+        model = self.learner.model
+        dtype = next(model.parameters()).dtype
+        for index in torch.split(self.learner.index, CHUNK):
+            batch = self.learner.images.batch(index)
+            with computing_in(self.learner.autocast, self.masks.device):
+                maps = class_activation_maps(model, batch.x.to(dtype), batch.y)
+            self.masks[batch.index] = maps >= self.threshold * maps.mean((2, 3), keepdim=True)
+
+    def masks_of(self, batch: Batch) -> Tensor:
+        """Which pixels of the batch's images, as they were augmented, keep the full eps: [B, 1, H, W]."""
+        masks = self.masks[batch.index]
+        return crop_and_flip(masks, batch.augmentation, padding=self.learner.padding) if batch.augmentation else masks
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        # During the warm-up padding, too, keeps the full eps: that is plain adversarial training.
+        full = self.masks_of(batch) | (progress.epoch <= self.warmup)
+        share = torch.where(full, batch.x.new_ones(()), self.rest / self.threat.eps)
+        threat = Reweighted(self.threat.eps, inner=self.threat, share=share)
+        return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress, threat=threat)})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"masks": self.masks}
+
+
+@dataclass(frozen=True, eq=False)
+class Reweighted(Threat):
+    """A threat whose perturbations are shrunk at each pixel to a share, above 0 and at most 1, of the full ones.
+
+    For linf that is a bound of its own for each pixel.
+    """
+
+    name: ClassVar[str] = "reweighted"
+
+    inner: Threat
+    share: Tensor
+    """[B, 1, H, W]."""
+
+    def project(self, delta: Tensor) -> Tensor:
+        return self.share * self.inner.project(delta / self.share)
+
+    def random_start(self, seed: int, purpose: str, index: Tensor, step: random.Key, like: Tensor) -> Tensor:
+        return self.share * self.inner.random_start(seed, purpose, index, step, like)
+
+    def steepest(self, grad: Tensor) -> Tensor:
+        return self.inner.steepest(grad)
+
+    def norm(self, delta: Tensor) -> Tensor:
+        return self.inner.norm(delta / self.share)
+
+    def default_step(self, steps: int) -> float:
+        return self.inner.default_step(steps)
+
+    def __str__(self) -> str:
+        return str(self.inner)

@@ -1,0 +1,245 @@
+"""Robust mode connectivity (Wang et al., 2023): a curve of networks between two that are robust in different norms."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from generalist.attacks.accuracy import logits_of
+from generalist.attacks.pgd import pgd
+from generalist.attacks.threats import ThreatOptions
+from generalist.core import random
+from generalist.core.errors import GeneralistError
+from generalist.core.schedule import Schedule
+from generalist.data.sets import Batch, iterate
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    Objective,
+    ObjectiveChoice,
+    ObjectiveOptions,
+    Progress,
+    build_objective,
+)
+from generalist.objectives.msd import MsdOptions
+from generalist.tensors.modes import computing_in
+
+CHUNK = 500
+"""Images a pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
+
+Source = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class RmcOptions(ObjectiveOptions):
+    """Options of robust mode connectivity."""
+
+    kind: str = "rmc"
+    """The objective's name."""
+
+    ends: list[Source] = Field(min_length=2, max_length=2)
+    """The networks at t = 0 and t = 1, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or
+    the learner of that name. They stay as they are."""
+
+    around: ObjectiveChoice = MsdOptions()
+    """The objective at each point of the curve."""
+
+    points: int = Field(default=11, ge=2, le=1001)
+    """How many values of t, evenly spaced from 0 to 1, are compared on the validation images before each validation.
+    Each costs an attack on them in every norm."""
+
+    statistics: int = Field(default=2000, ge=1, le=2**31)
+    """Training images from which BatchNorm's statistics of such a point are taken."""
+
+
+@OBJECTIVES.register("rmc")
+class RobustModeConnectivity(Objective):
+    """Minimises the expectation over t ~ U(0, 1), drawn once a batch, of another objective (`around`, attack and
+    loss) at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
+
+    The learner's weights are the curve's point m = w(1/2), so that they are a network at all times; the control point
+    is 2 m - (w(0) + w(1)) / 2, and w(t) = (1 - t)(1 - 2t) w(0) + 4t(1 - t) m + t(2t - 1) w(1). Training starts at the
+    mean of the ends. BatchNorm's running statistics are of no one t, so the attack should use the batch's own
+    (`attack: {batchnorm: train}`). Before each validation the t with the highest accuracy on the validation images
+    under the worst of all norms is chosen, with statistics of its own; that network is validated and saved.
+    Costs what `around` does, beside the two ends.
+    """
+
+    Options: ClassVar[type[ObjectiveOptions]] = RmcOptions
+
+    def __init__(self, options: RmcOptions) -> None:
+        super().__init__(options)
+        self.sources, self.points, self.statistics = options.ends, options.points, options.statistics
+        self.inner = build_objective(options.around)
+        self.capturable = self.inner.capturable
+
+    @classmethod
+    def needs_threat(cls, options: ObjectiveOptions) -> bool:
+        assert isinstance(options, RmcOptions)
+        return OBJECTIVES.get(options.around.kind, trust_code=True).needs_threat(options.around)
+
+    @classmethod
+    def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
+        assert isinstance(options, RmcOptions)
+        return OBJECTIVES.get(options.around.kind, trust_code=True).threats(options.around)
+
+    # -- the curve --------------------------------------------------------------------------------------------------
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        self.inner.setup(learner)
+        self.variants = self.inner.variants
+        self.ends = [{name: torch.zeros_like(p) for name, p in learner.model.named_parameters()} for _ in range(2)]
+        device = next(learner.model.parameters()).device
+        self.ready = torch.zeros((), dtype=torch.bool, device=device)
+        self.best = torch.full((), 0.5, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def epoch_start(self, epoch: int) -> None:
+        if not self.ready:
+            states = [self.learner.artefact(source) for source in self.sources]
+            for end, state, source in zip(self.ends, states, self.sources, strict=True):
+                for name, tensor in end.items():
+                    if name not in state or state[name].shape != tensor.shape:
+                        raise GeneralistError(f"objective.ends: {source!r} is another architecture: {name!r} differs")
+                    tensor.copy_(state[name])
+            for name, tensor in self.learner.model.state_dict().items():
+                if tensor.is_floating_point():
+                    pair = [state[name].to(tensor.device, tensor.dtype) for state in states]
+                    tensor.copy_((pair[0] + pair[1]) / 2)
+            self.ready.fill_(True)
+        self.inner.epoch_start(epoch)
+
+    def position(self, progress: Progress) -> Tensor:
+        """The t of this iteration."""
+        return random.uniform(self.learner.seed, f"curve/{self.learner.name}", progress.step)
+
+    @contextmanager
+    def at(self, t: Tensor, model: nn.Module) -> Iterator[None]:
+        """The weights of `model` are w(t) meanwhile, made of its own, and afterwards what they were."""
+        parameters = dict(model.named_parameters())
+        own = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(curve_point(self.ends[0][name], own[name], self.ends[1][name], t))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(own[name])
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        with self.at(self.position(progress), self.learner.model):
+            return self.inner.prepare(batch, progress)
+
+    def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
+        """The gradients with respect to the learner's weights: those at w(t), times dw(t)/dm."""
+        t = self.position(progress)
+        with self.at(t, self.learner.model):
+            gradients, metrics = self.inner.gradients_of(inputs, progress)
+        slope = 4 * t * (1 - t)
+        return [slope.to(g.dtype) * g for g in gradients], {**metrics, "best_t": self.best.clone()}
+
+    # -- the best point ---------------------------------------------------------------------------------------------
+
+    def best_network(self) -> dict[str, Tensor] | None:
+        if not self.ready:
+            return None
+        best, state = (-1.0, -1.0), None
+        for t in torch.linspace(0, 1, self.points, dtype=torch.float64, device=self.best.device):
+            model = self._network(t)
+            if (found := self._accuracies(model)) > best:
+                best, state = found, model.state_dict()
+                self.best.copy_(t)
+        return state
+
+    def _network(self, t: Tensor) -> nn.Module:
+        """A network of its own at w(t), with BatchNorm's statistics of these weights."""
+        model = copy.deepcopy(self.learner.model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(curve_point(self.ends[0][name], parameter, self.ends[1][name], t))
+        index = self.learner.index
+        chosen = random.permutation(len(index), self.learner.seed, "curve/statistics")[: self.statistics]
+        chunks = torch.split(index[chosen.to(index.device)], CHUNK)
+        batches = [batch.x for batch in iterate(self.learner.images, chunks)]
+        with computing_in(self.learner.autocast, self.best.device):
+            estimate_batchnorm(model, batches)
+        return model
+
+    def _accuracies(self, model: nn.Module) -> tuple[float, float]:
+        """On the validation images: under the worst of all threats, and natural."""
+        assert self.learner.validation is not None, "training always validates"
+        images, index = self.learner.validation
+        own = [self.learner.threat] if self.learner.threat else []
+        threats = [*own, *(threat.build() for threat in type(self).threats(self.options))]
+        attack = self.learner.attack.model_copy(update={"batchnorm": "eval", "step": None})
+        dtype = next(model.parameters()).dtype
+        robust = natural = 0
+        for batch in iterate(images, torch.split(index, CHUNK)):
+            x, y = batch.x.to(dtype), batch.y
+            with computing_in(self.learner.autocast, x.device):
+                right = logits_of(model, x).argmax(1) == y
+                natural += int(right.sum())
+                for threat in threats:
+                    keys = {"seed": self.learner.seed, "purpose": f"curve/{threat}", "index": batch.index}
+                    attacked = pgd(model, x, y, threat=threat, options=attack, **keys)  # type: ignore[arg-type]
+                    right &= logits_of(model, attacked).argmax(1) == y
+            robust += int(right.sum())
+        return robust / len(index), natural / len(index)
+
+    # -- what the inner objective has of its own --------------------------------------------------------------------
+
+    def schedules(self) -> dict[str, Schedule]:
+        return self.inner.schedules()
+
+    def variant(self, step: int, epoch: int) -> str:
+        return self.inner.variant(step, epoch)
+
+    def epoch_end(self, epoch: int) -> None:
+        self.inner.epoch_end(epoch)
+
+    def redistributed(self) -> None:
+        self.inner.redistributed()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        ends = {f"end{i}.{name}": tensor for i, end in enumerate(self.ends) for name, tensor in end.items()}
+        inner = {f"around.{name}": tensor for name, tensor in self.inner.state_dict().items()}
+        return {"ready": self.ready, "best": self.best, **ends, **inner}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        prefix = "around."
+        self.inner.load_state_dict({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
+
+
+def curve_point(first: Tensor, middle: Tensor, last: Tensor, t: Tensor) -> Tensor:
+    """The quadratic curve through `first` at 0, `middle` at 1/2 and `last` at 1, at `t`."""
+    t = t.to(first.dtype)
+    return (1 - t) * (1 - 2 * t) * first + 4 * t * (1 - t) * middle + t * (2 * t - 1) * last
+
+
+@torch.no_grad()
+def estimate_batchnorm(model: nn.Module, batches: list[Tensor]) -> None:
+    """Give every BatchNorm the mean statistics over `batches`, and leave the network in evaluation mode."""
+    model.eval()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a plain mean over the batches
+        norm.train()
+    dtype = next(model.parameters()).dtype
+    for x in batches:
+        model(x.to(dtype))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.eval()

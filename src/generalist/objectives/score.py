@@ -1,0 +1,103 @@
+"""SCORE (Pang et al., 2022): squared errors of probabilities instead of cross-entropy and divergence."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from generalist.core.options import Fraction, Number
+from generalist.data.sets import Batch
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress, accuracy
+from generalist.tensors.modes import frozen
+
+CLIPS = {"at": 0.4, "trades": 0.3}
+
+
+class ScoreOptions(ObjectiveOptions):
+    """Options of SCORE."""
+
+    kind: str = "score"
+    """The objective's name."""
+
+    form: Literal["at", "trades"] = "trades"
+    """`at`: the error of the adversarial image. `trades`: the error of the natural image, and the distance between
+    the two answers."""
+
+    weight: Number = Field(default=6.0, ge=0)
+    """Weight of the distance, the method's lambda; form `trades` alone. Larger is more robust and less accurate."""
+
+    clip: Fraction | None = None
+    """Mass that an answer may leave to wrong classes before a sample counts: its error must exceed that of a
+    prediction with 1 - clip on the label. Default: the authors' 0.4 (`at`) or 0.3 (`trades`); 0 clips nothing."""
+
+
+@OBJECTIVES.register("score")
+class Score(Objective):
+    """Minimises relu(|p(x') - y|^2 - bound) (form `at`, clip 0.4), or relu(|p(x) - y|^2 + lambda |p(x') - p(x)|^2 -
+    bound) (form `trades`, lambda 6, clip 0.3), y one-hot (Pang et al., 2022).
+
+    The bound is the squared distance between a one-hot vector and one with 1 - clip on the label and clip spread evenly
+    over the rest. x' maximises |p(x') - y|^2, or |p(x') - p(x)|^2, which has no gradient at x: form `trades` needs a
+    random start. The learner's label smoothing acts on y. Costs steps + 1 (`at`), or steps + 2 forward and backward
+    passes and one forward pass (`trades`).
+    """
+
+    Options: ClassVar[type[ObjectiveOptions]] = ScoreOptions
+
+    def __init__(self, options: ScoreOptions) -> None:
+        super().__init__(options)
+        self.form, self.weight = options.form, options.weight
+        self.clip = CLIPS[options.form] if options.clip is None else options.clip
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        target = self._target(batch)
+        attacked = self.learner.adversarial(
+            batch, progress, loss=lambda logits, _: squared_distance(logits.softmax(1), target).sum()
+        )
+        return Inputs(batch, {"adversarial": attacked})
+
+    def _target(self, batch: Batch) -> Tensor:
+        """What the attack moves the answer away from."""
+        if self.form == "at":
+            return one_hot(batch.y, len(self.learner.images.classes)).to(batch.x.dtype)
+        with torch.no_grad(), frozen(self.learner.model, training=self.learner.attack.batchnorm == "train"):
+            return self.learner.forward(batch.x).softmax(1)
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        batch = inputs.batch
+        logits = self.learner.forward(inputs.made["adversarial"])
+        robust = logits.softmax(1)
+        y = smoothed_one_hot(batch.y, robust, self.learner.label_smoothing)
+        if self.form == "at":
+            error = squared_distance(robust, y)
+        else:
+            natural = self.learner.forward(batch.x).softmax(1)
+            error = squared_distance(natural, y) + self.weight * squared_distance(robust, natural)
+        bound = error_bound(self.clip, robust.shape[1])
+        metrics = {"clipped": (error.detach() <= bound).float().mean(), **accuracy(logits, batch.y)}
+        return F.relu(error - bound).mean(), metrics
+
+
+def squared_distance(p: Tensor, q: Tensor) -> Tensor:
+    """|p - q|^2 for each sample, [B]."""
+    return (p - q).square().sum(1)
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Whether each class is the label, [B, K]. torch's own looks at the labels, which may wait for the device."""
+    return torch.arange(classes, device=y.device) == y.unsqueeze(1)
+
+
+def smoothed_one_hot(y: Tensor, like: Tensor, smoothing: float) -> Tensor:
+    """One-hot targets of the shape and type of `like`, smoothed as cross-entropy does it."""
+    classes = like.shape[1]
+    return one_hot(y, classes).to(like.dtype) * (1 - smoothing) + smoothing / classes
+
+
+def error_bound(clip: float, classes: int) -> float:
+    """Squared distance of a one-hot vector from one with 1 - clip on the label and clip / (classes - 1) elsewhere."""
+    return clip**2 + clip**2 / (classes - 1) if classes > 1 else 0.0

@@ -1,0 +1,258 @@
+"""Runs beside one another and beside the papers: what is read, what is marked, and every form of output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generalist import cli
+from generalist.compare import UNION_MEAN, UNION_WORST, Comparison, _table, compare, method_of, paper_column, paper_rows
+from generalist.comparison_text import to_csv, to_latex, to_markdown
+from generalist.core.errors import GeneralistError, RunError
+from generalist.evaluation.accuracy import Accuracy
+from generalist.recipe import load_recipe, shipped_text
+
+
+def write_run(path: Path, recipe: str, **evaluations: dict[str, tuple[int, int]]) -> Path:
+    """A run directory with a recipe and summaries; figures are (correct, total)."""
+    path.mkdir(parents=True)
+    (path / "recipe.yaml").write_text(shipped_text(recipe))
+    for key, figures in evaluations.items():
+        write_summary(path, key, {name: Accuracy(*pair).as_json() for name, pair in figures.items()})
+    return path
+
+
+def write_summary(run: Path, key: str, accuracy: dict[str, Any], **more: Any) -> None:
+    folder = run / "evaluation" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": accuracy, **more}))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A run of the msd recipe, evaluated in two parts."""
+    figures = {"natural": (850, 1000), "pgd-20/linf:8/255": (500, 1000), "aa/linf:8/255": (450, 1000)}
+    run = write_run(tmp_path / "mine", "baseline-cifar10-resnet18-msd", a=figures)
+    union = {"union_worst_case": Accuracy(440, 1000).as_json(), "mean_over_threats": {"value": 0.52, "of": "aa"}}
+    write_summary(run, "b", {"aa/l2:128/255": Accuracy(590, 1000).as_json()}, **union)
+    return run
+
+
+def cell(comparison: Comparison, row: int, column: str) -> float:
+    return round(100 * comparison.rows[row].cells[column].value, 2)
+
+
+# -- our runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_evaluations_of_a_run_are_one_row(mine: Path) -> None:
+    found = compare([mine])
+    assert len(found.rows) == 1
+    row = found.rows[0]
+    assert (row.name, row.source, row.dataset, row.model, row.method) == ("mine", "ours", "cifar10", "resnet18", "msd")
+    assert found.columns == [
+        "natural", "pgd-20/linf:8/255", "aa/linf:8/255", "aa/l2:128/255", UNION_MEAN, UNION_WORST,
+    ]  # fmt: skip
+    assert [cell(found, 0, column) for column in found.columns] == [85, 50, 45, 59, 52, 44]
+
+
+def test_a_mean_of_other_attacks_than_autoattack_is_not_the_papers_union(mine: Path) -> None:
+    write_summary(
+        mine, "b", {"natural": Accuracy(1, 2).as_json()}, mean_over_threats={"value": 0.5, "of": "worst_case"}
+    )
+    assert UNION_MEAN not in compare([mine]).columns
+
+
+def test_more_images_count_more_and_of_equals_the_lower_accuracy(tmp_path: Path) -> None:
+    evaluations = {"a": {"natural": (9, 10)}, "b": {"natural": (70, 100)}, "c": {"natural": (60, 100)}}
+    run = write_run(tmp_path / "run", "digits-at", **evaluations)
+    assert cell(compare([run]), 0, "natural") == 60
+
+
+def test_networks_of_one_run_are_rows_of_their_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "digits-at", a={"natural": (9, 10)})
+    write_summary(run, "b", {"natural": Accuracy(8, 10).as_json()}, subject="last")
+    assert [row.name for row in compare([run]).rows] == ["run", "run (last)"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "method"),
+    [
+        ("cifar10-resnet18-d", "generalist-d-nt-linf"),
+        ("cifar10-resnet18-d-linf-l2", "generalist-d-linf-l2"),
+        ("cifar10-resnet18-t", "generalist-t"),
+        ("digits-nt", "nt"),
+        ("digits-at", "at"),
+        ("baseline-cifar10-resnet18-e-at", "e-at"),
+    ],
+)
+def test_methods_have_the_papers_names(recipe: str, method: str) -> None:
+    assert method_of(load_recipe(recipe).learners) == method
+
+
+def test_trades_is_named_by_its_beta_and_other_norms_by_theirs() -> None:
+    changes = ["learners.0.objective={kind: trades, beta: 1}"]
+    assert method_of(load_recipe("digits-at", overrides=changes).learners) == "trades-1"
+    assert method_of(load_recipe("digits-at", overrides=["learners.0.threat=l2:0.5"]).learners) == "at (l2)"
+    mixed = load_recipe("digits-d", overrides=["learners.0.objective=trades"])
+    assert method_of(mixed.learners) == "trades-6+nt"
+
+
+# -- the papers -------------------------------------------------------------------------------------------------------
+
+
+def test_ours_beside_the_published_figures(mine: Path) -> None:
+    found = compare([mine], paper=True)
+    assert [row.source for row in found.rows] == ["ours", "Generalist++, table I"]
+    printed = [
+        r for r in _table("paper_results.csv") if (r["table"], r["model"], r["method"]) == ("I", "resnet18", "msd")
+    ]
+    values = {row["metric"]: float(row["value"]) for row in printed}
+    assert cell(found, 1, "natural") == values["natural"]
+    assert cell(found, 1, "aa/linf:8/255") == values["aa-linf"]
+    assert cell(found, 1, UNION_MEAN) == values["union-mean"]
+    assert UNION_WORST not in found.rows[1].cells, "the papers have no worst case over threats"
+
+
+def test_papers_follow_the_last_of_several_runs_of_a_method(mine: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", "baseline-cifar10-resnet18-msd", a={"natural": (8, 10)})
+    generalist = write_run(tmp_path / "d", "cifar10-resnet18-d", a={"natural": (9, 10)})
+    found = compare([mine, other, generalist], paper=True)
+    assert [row.source for row in found.rows] == [
+        "ours", "ours", "Generalist++, table I", "ours", "CVPR 2023, table 1a", "Generalist++, table I",
+    ]  # fmt: skip
+
+
+def test_figures_that_cannot_be_are_marked_and_explained(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "cifar100-resnet18-d-linf-l2", a={"natural": (6, 10), "aa/linf:8/255": (2, 10)})
+    write_summary(run, "b", {"aa/l2:128/255": Accuracy(4, 10).as_json()}, mean_over_threats={"value": 0.3, "of": "aa"})
+    found = compare([run], paper=True)
+    assert found.marks() == {(1, UNION_MEAN): 1}
+    (note,) = found.footnotes()
+    assert "impossible" in note and "31.24" in note
+    assert "33.84 [1]" in to_markdown(found) and "1. Generalist++" in to_markdown(found)
+
+
+def test_every_inconsistency_is_about_a_figure_that_is_there() -> None:
+    flagged = [cell for row in paper_rows() for cell in row.cells.values() if cell.flag]
+    entries = _table("inconsistencies.csv")
+    assert len(flagged) == len(entries) > 30
+    assert Counter(cell.flag for cell in flagged) == Counter(entry["kind"] for entry in entries)
+    assert all(cell.note for cell in flagged)
+
+
+def test_an_impossible_union_is_not_the_mean_and_every_other_is() -> None:
+    for row in paper_rows():
+        if UNION_MEAN not in row.cells:
+            continue
+        parts = [100 * cell.value for column, cell in row.cells.items() if column.startswith("aa/")]
+        union = row.cells[UNION_MEAN]
+        wrong = abs(100 * union.value - sum(parts) / 2) > 0.0101
+        assert wrong == (union.flag == "impossible" and "is" in union.note and "mean" in union.note), row
+
+
+def test_autoattack_above_one_of_its_parts_is_marked_and_nothing_else() -> None:
+    parts = [f"{attack}/linf:8/255" for attack in ("apgd-ce", "apgd-t", "fab-t", "square")]
+    for row in paper_rows():
+        found = [row.cells[part].value for part in parts if part in row.cells]
+        if found:
+            whole = row.cells["aa/linf:8/255"]
+            assert (whole.value > min(found) + 1e-9) == (whole.flag == "impossible"), row
+
+
+@pytest.mark.parametrize(
+    ("metric", "eps", "column"),
+    [
+        ("natural", "", "natural"),
+        ("pgd20-linf", "8/255", "pgd-20/linf:8/255"),
+        ("apgd-ce-linf", "8/255", "apgd-ce/linf:8/255"),
+        ("aa-l2", "128/255", "aa/l2:128/255"),
+        ("aa-linf", "0.3", "aa/linf:0.3"),
+        ("union-mean", "8/255;128/255", UNION_MEAN),
+    ],
+)
+def test_metrics_of_the_papers_have_our_names(metric: str, eps: str, column: str) -> None:
+    assert paper_column(metric, eps) == column
+
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+
+def test_csv_has_a_line_a_figure(mine: Path) -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(compare([mine], paper=True)))))
+    ours = [line for line in lines if line["source"] == "ours"]
+    assert len(ours) == 6 and len(lines) == 6 + 5
+    low, high = Accuracy(850, 1000).interval
+    assert ours[0]["metric"] == "natural" and ours[0]["value"] == "85.00" and ours[0]["samples"] == "1000"
+    assert (ours[0]["low"], ours[0]["high"]) == (f"{100 * low:.2f}", f"{100 * high:.2f}")
+
+
+def test_names_cannot_break_out_of_a_table(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "=a|b_c&d{x}", "digits-at", a={"natural": (9, 10)})
+    found = compare([run])
+    markdown = to_markdown(found).splitlines()
+    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1
+    assert r"=a|b\_c\&d\{x\}" in to_latex(found)
+    assert "'=a|b_c&d{x}" in to_csv(found)
+
+
+def test_latex_is_a_tabular(mine: Path) -> None:
+    text = to_latex(compare([mine], paper=True))
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1
+    assert text.startswith(r"\begin{tabular}{lllllrrrrrr}")
+
+
+def run_main(
+    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[Any, str, str]:
+    monkeypatch.setattr(sys, "argv", ["generalist", *args])
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as ending:
+        code = ending.code or 0
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_command(mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_main(["compare", str(mine), "--paper"], monkeypatch, capsys)
+    assert code == 0 and "85.00" in out and "Generalist++" in out
+    code, out, _ = run_main(["compare", str(mine), "--format", "markdown"], monkeypatch, capsys)
+    assert code == 0 and out == to_markdown(compare([mine]))
+    code, _, err = run_main(["compare", str(mine), "--format", "html"], monkeypatch, capsys)
+    assert code == 2 and "--format is table, csv, markdown, latex" in err
+    code, _, err = run_main(["compare", str(mine.parent / "none")], monkeypatch, capsys)
+    assert code == 2 and "not a run directory" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{", '{"accuracy": 3}', '{"accuracy": {"natural": 0.5}}', "[" * 100_000,
+        '{"accuracy": {"natural": {"correct": 3, "total": 2}}}',
+        '{"accuracy": {"natural": {"correct": true, "total": 2}}}',
+        '{"accuracy": {}, "mean_over_threats": {"of": "aa", "value": NaN}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_summary_is_a_clear_line(tmp_path: Path, content: str) -> None:
+    run = write_run(tmp_path / "run", "digits-at", a={"natural": (9, 10)})
+    (run / "evaluation" / "a" / "summary.json").write_text(content)
+    with pytest.raises(RunError, match="is damaged"):
+        compare([run])
+
+
+def test_mistakes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GeneralistError, match="at least one run"):
+        compare([])
+    run = write_run(tmp_path / "run", "digits-at")
+    with pytest.raises(RunError, match="has no evaluation: run `generalist evaluate"):
+        compare([run])

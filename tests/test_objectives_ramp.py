@@ -1,0 +1,151 @@
+"""RAMP: its loss and pairing by formula, its clean copy against torch.optim, its merge by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from several_norms_helpers import (
+    L2,
+    LINF,
+    Toy,
+    assert_capturable,
+    assert_finite_when_probabilities_underflow,
+    assert_gradients,
+    assert_resumes,
+    cross_entropies,
+    log_probabilities,
+    now,
+    one_by_one,
+    plain_pgd,
+    recipe_of,
+    train_inside_a_generalist,
+)
+from torch import Tensor, nn
+from training_helpers import train
+
+from generalist.objectives.ramp import Ramp, merged, paired_divergence
+
+RAMP = {"kind": "ramp", "beside": [f"l2:{L2}"], "pairing": 5}
+
+
+def test_worst_of_two_norms_and_the_pairing_of_their_logits(tmp_path: Path) -> None:
+    toy = Toy(RAMP, tmp_path)
+    first, second = (one_by_one(toy, plain_pgd(norm, eps)) for norm, eps in (("linf", LINF), ("l2", L2)))
+    y = toy.batch.y
+
+    def loss(model: nn.Module) -> Tensor:
+        logits = [model(first), model(second)]
+        worst = [max(pair) for pair in zip(*(cross_entropies(each, y) for each in logits), strict=True)]
+        right = [i for i in range(len(y)) if int(logits[0][i].argmax()) == int(y[i])]
+        assert 0 < len(right) < len(y), "this case must have both kinds"
+        log_p, log_q = (log_probabilities(each) for each in logits)
+        pairing = sum((log_p[i].exp() * (log_p[i] - log_q[i])).sum() for i in right) / len(right)
+        return torch.stack(worst).mean() + 5 * pairing
+
+    assert_gradients(toy, loss)
+
+
+def test_the_pairing_leaves_out_what_the_first_norm_gets_wrong() -> None:
+    first = torch.tensor([[2.0, 0.0], [0.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    second = torch.tensor([[0.0, 1.0], [5.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    value = paired_divergence(first, second, torch.tensor([0, 0]))
+    p, q = torch.softmax(first[0], 0), torch.softmax(second[0], 0)
+    assert float(value.detach()) == pytest.approx(float((p * (p / q).log()).sum().detach()))
+    gradients = torch.autograd.grad(value, [first, second])
+    assert all(bool((g[1] == 0).all()) and bool((g[0] != 0).any()) for g in gradients)
+    assert float(paired_divergence(first, second, torch.tensor([1, 0])).detach()) == 0
+
+
+def test_the_pairing_stays_finite_when_probabilities_underflow() -> None:
+    first = torch.tensor([[1e5, -1e5, 0.0]], requires_grad=True)
+    second = torch.tensor([[-1e5, 1e5, 0.0]], requires_grad=True)
+    value = paired_divergence(first, second, torch.tensor([0]))
+    assert float(value.detach()) == pytest.approx(2e5)
+    assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(value, [first, second]))
+
+
+def test_movements_are_merged_by_hand() -> None:
+    old = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    adversarial = old + torch.tensor([0.0, 2.0])
+    aligned = old + torch.tensor([3.0, 3.0])
+    expected = old + 0.5 * 0.5**0.5 * torch.tensor([3.0, 3.0]) + 0.5 * torch.tensor([0.0, 2.0])
+    torch.testing.assert_close(merged(old, aligned, adversarial, share=0.5), expected)
+    against = old + torch.tensor([0.0, -4.0])
+    torch.testing.assert_close(merged(old, against, adversarial, share=0.5), old + torch.tensor([0.0, 1.0]))
+    assert torch.equal(merged(old, old, old, share=0.5), old), "nothing moved: no division by zero"
+
+
+def test_the_clean_copy_is_trained_by_sgd_on_clean_images(tmp_path: Path) -> None:
+    toy = Toy({**RAMP, "clean_weight_decay": 0.01}, tmp_path)
+    twin = toy.fresh()
+    toy.objective.epoch_start(1)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for step in range(3):
+        batch = toy.images(torch.arange(6) + 6 * (step % 2))
+        toy.objective.prepare(batch, now(step))
+        optimizer.zero_grad()
+        cross_entropies(twin(batch.x), batch.y).mean().backward()
+        optimizer.step()
+    assert isinstance(toy.objective, Ramp)
+    found = toy.objective.clean.state_dict()
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-12)
+
+
+def test_the_epochs_end_merges_weights_and_statistics_tensor_by_tensor(tmp_path: Path) -> None:
+    toy = Toy(RAMP, tmp_path)
+    toy.objective.epoch_start(1)
+    old = {name: tensor.clone() for name, tensor in toy.model.state_dict().items()}
+    for step in range(3):
+        toy.trainer.learners[0].step(toy.batch, now(step))
+    assert isinstance(toy.objective, Ramp)
+    clean = toy.objective.clean.state_dict()
+    adversarial = {name: tensor.clone() for name, tensor in toy.model.state_dict().items()}
+    toy.objective.epoch_end(1)
+    for name, tensor in toy.model.state_dict().items():
+        if not tensor.is_floating_point():
+            assert torch.equal(tensor, adversarial[name])
+            continue
+        a, b = clean[name] - old[name], adversarial[name] - old[name]
+        cosine = float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
+        expected = old[name] + 0.5 * max(cosine, 0) * a + 0.5 * b
+        torch.testing.assert_close(tensor, expected, rtol=1e-9, atol=1e-12)
+        assert not torch.equal(tensor, adversarial[name])
+
+
+def test_an_epoch_starts_where_the_learner_is(tmp_path: Path) -> None:
+    toy = Toy(RAMP, tmp_path)
+    with torch.no_grad():
+        toy.model.linear.bias.fill_(7)  # type: ignore[union-attr, operator]
+    toy.objective.epoch_start(2)
+    assert isinstance(toy.objective, Ramp)
+    assert toy.objective.clean.state_dict()["linear.bias"].tolist() == [7, 7, 7]
+    assert torch.equal(toy.objective.old, toy.objective.clean.vector)
+
+
+@pytest.mark.parametrize("after", [4, 6])
+def test_ramp_resumes_within_and_between_epochs(tmp_path: Path, after: int) -> None:
+    assert_resumes(recipe_of(RAMP, epochs=3), tmp_path, after=after)
+
+
+def test_nothing_waits_for_the_device(tmp_path: Path) -> None:
+    assert_capturable(Toy(RAMP, tmp_path))
+
+
+def test_the_loss_stays_finite(tmp_path: Path) -> None:
+    assert_finite_when_probabilities_underflow(Toy(RAMP, tmp_path))
+
+
+def test_inside_a_generalist(tmp_path: Path) -> None:
+    train_inside_a_generalist(RAMP, tmp_path)
+
+
+def test_the_merge_changes_what_is_learnt(tmp_path: Path) -> None:
+    """Without it the same run would end elsewhere: the hooks are called by the loop."""
+    found = [
+        train(recipe_of({**RAMP, "clean_share": share}), tmp_path / str(share)).learners[0].flat.vector
+        for share in (0.0, 0.5)
+    ]
+    assert not torch.equal(*found)
