@@ -46,6 +46,22 @@ COMMANDS = {
         "--json",
         "--trust-code",
     },
+    "mix": {
+        "RUN",
+        "--gamma",
+        "--curve",
+        "--epoch",
+        "--statistics",
+        "--out",
+        "--test",
+        "--natural-at-least",
+        "--robust-at-least",
+        "--samples",
+        "--steps",
+        "--device",
+        "--json",
+        "--trust-code",
+    },
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
     "bench train": {
         "--recipe",
@@ -97,7 +113,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_public_names_are_pinned() -> None:
-    assert generalist.__all__ == ["__version__", "evaluate", "load", "train"]
+    assert generalist.__all__ == ["__version__", "evaluate", "load", "mix", "train"]
     assert all(hasattr(generalist, name) for name in generalist.__all__)
 
 

@@ -8,6 +8,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from generalist._version import __version__
-from generalist.api import evaluate, load, train
+from generalist.api import evaluate, load, mix, train
 
-__all__ = ["__version__", "evaluate", "load", "train"]
+__all__ = ["__version__", "evaluate", "load", "mix", "train"]

@@ -1,4 +1,4 @@
-"""The public functions: train, load, evaluate."""
+"""The public functions: train, load, evaluate, mix."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.utils.data import Dataset
 
+from generalist import dial
 from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
@@ -25,21 +26,18 @@ from generalist.evaluation import Evaluation, check_classifier, evaluate_model
 from generalist.evaluation.out_of_distribution import measure_shift, parse_shift
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
-from generalist.models import ModelOptions, build_model, check_size
 from generalist.recipe import Recipe, load_recipe
 from generalist.stages import run_directory, train_runs
-from generalist.tensors.flat import Flat
 from generalist.training.artefacts import branch_files, load_weights
 from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
+from generalist.weights import network_of
 
 RunLike = str | Path | RunDirectory
 SHIFT_BATCH = 500
 """Corrupted images a batch; it changes nothing but speed and memory."""
 
 DEFAULT_THREATS = ("linf:8/255",)
-MAX_SIDE = 4096
-"""More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
 
 
 def train(
@@ -87,7 +85,7 @@ def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: 
     if path.is_dir():
         path = _weights_file(RunDirectory(path).require(), which)
     state, about = load_weights(path)
-    return _network(state, about, path, trust_code=trust_code).to(choose_device(device)).eval()
+    return network_of(state, about, path, trust_code=trust_code).to(choose_device(device)).eval()
 
 
 def evaluate(
@@ -162,6 +160,28 @@ def evaluate(
     return found
 
 
+def mix(
+    run: RunLike,
+    gamma: dial.Gamma,
+    *,
+    epoch: int | None = None,
+    statistics: dial.Statistics = "best",
+    device: str = "auto",
+    data: Any = None,
+    trust_code: bool = False,
+) -> nn.Module:
+    """The learners of a finished run, mixed by other shares than its own: a network in evaluation mode, not trained.
+
+    `gamma` is the lead learner's share; or, for N learners, the N - 1 shares of all but the last in the dial's order
+    (the lead learner, the others with a threat, those without); or a mapping from learners to shares. The learners are
+    those of the last snapshot, or of `epoch`. `statistics` of BatchNorm are `mixed` like the weights, `reestimated` on
+    training images, or the `best` of the two by the run's validation; for these a run on arrays needs its `data` again.
+    """
+    where = RunDirectory(_path_of(run))
+    settings: dict[str, Any] = {"epoch": epoch, "statistics": statistics, "device": device}
+    return dial.mix(where, gamma, data=data, trust_code=trust_code, **settings).model
+
+
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 
@@ -172,22 +192,6 @@ def _weights_file(run: RunDirectory, which: str) -> Path:
     if which not in files:
         raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
     return files[which]
-
-
-def _network(state: dict[str, Any], about: dict[str, Any], path: Path, *, trust_code: bool) -> nn.Module:
-    """Build what the file's header describes and fill in its weights."""
-    try:
-        options = ModelOptions.model_validate(about["model"])
-        classes, shape = about["classes"], [int(size) for size in about["shape"]]
-        if not isinstance(classes, list) or len(shape) != 3 or not all(0 < size <= MAX_SIDE for size in shape):
-            raise ValueError(f"images of shape {shape}")  # believing it would allocate a network of that size
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"{path} does not say which network it belongs to: {error!r:.200}") from error
-    check_size(options, state, num_classes=len(classes), shape=shape)
-    model = build_model(options, num_classes=len(classes), shape=shape, seed=0, trust_code=trust_code)
-    flat = Flat(model)
-    flat.load(*flat.read(state))
-    return model
 
 
 def _path_of(run: RunLike) -> Path:
