@@ -78,12 +78,14 @@ def test_every_learner_has_a_row_and_the_summary_compares(rows: dict[str, dict[s
     assert f"natural {points:+.1f}" in summary(rows)
 
 
+@pytest.mark.slow
 def test_gamma_one_throughout_is_another_model(rows: dict[str, dict[str, float]], tmp_path: Path) -> None:
     """With gamma = 1 the global learner is an average of the linf learner alone."""
     only_linf = variant(tmp_path / "run", "mixing.gamma=1")
     assert max(abs(only_linf[name] - rows[GENERALIST][name]) for name in only_linf) >= 0.006  # 3 of 500 images
 
 
+@pytest.mark.slow
 def test_without_redistribution_mixing_fails(rows: dict[str, dict[str, float]], tmp_path: Path) -> None:
     """Learners that never meet drift apart, and the mix of their weights loses accuracy."""
     apart = variant(tmp_path / "run", "mixing.redistribution.every=0")

@@ -637,6 +637,7 @@ FAST = ["model.width=4", "train.batch_size=600", "train.start_epoch=31", "learne
 FAST += ["validation.every=50", "validation.steps=1", "validation.images=60", "train.checkpoint_epochs=50"]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

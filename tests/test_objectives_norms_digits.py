@@ -45,6 +45,7 @@ def assert_robust(name: str, run: Path, natural: Evaluation) -> None:
         assert robust >= 0.6 and robust >= natural[f"pgd-20/{threat}"].value + 0.3, threat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NORMS)
 def test_a_short_training_is_robust_in_its_own_threats(name: str, natural: Evaluation, tmp_path: Path) -> None:
     recipe = load_recipe(f"baseline-digits-{name}")

@@ -13,7 +13,7 @@ from rich.table import Table
 from generalist.compare import Comparison
 from generalist.compare import compare as compare_runs
 from generalist.comparison_text import cells_of, heads, to_csv, to_latex, to_markdown
-from generalist.console import console, print_version
+from generalist.console import console, print_table, print_version
 from generalist.core.errors import GeneralistError
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
@@ -52,6 +52,6 @@ def _show(comparison: Comparison) -> None:
         column.justify = "right"
     for row in cells_of(comparison):
         table.add_row(*(escape(text) for text in row))
-    console.print(table)
+    print_table(table)
     for number, text in enumerate(comparison.footnotes(), 1):
         console.print(escape(f"[{number}] {text}"), soft_wrap=True)

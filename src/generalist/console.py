@@ -28,6 +28,13 @@ if not console.is_terminal and "COLUMNS" not in os.environ:
 errors = Console(stderr=True, highlight=False)
 
 
+def print_table(table: Table) -> None:
+    """A table of numbers in full: where a terminal is too narrow its lines wrap, but no digit is lost."""
+    needed = console.measure(table, options=console.options.update(width=1000)).maximum
+    wide = Console(file=console.file, force_terminal=console.is_terminal, highlight=False, width=needed)
+    (console if needed <= console.width else wide).print(table)
+
+
 def _complain(problem: object) -> None:
     """One line, whatever a hostile name or value put into the message."""
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
@@ -116,7 +123,7 @@ def show_run(run: RunDirectory) -> None:
     if validated:
         last = validated[-1]
         title = f"Accuracy (%) on the validation images, epoch {last['epoch']}"
-        console.print(accuracy_table(title, last["validation"]["accuracy"]))
+        print_table(accuracy_table(title, last["validation"]["accuracy"]))
         console.print(f"best epoch by the recipe's rule, kept in model.safetensors: {last['best_epoch']}")
         if "warning" in last:
             console.print(f"[bold]Note:[/bold] {escape(last['warning'])}", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from generalist.console import console
+from generalist.console import console, print_table
 from generalist.evaluation.suite import Moment
 
 PLAIN_EVERY = 30.0
@@ -68,7 +68,7 @@ def show_evaluation(summary: Mapping[str, Any]) -> None:
     """The table of a summary, what goes across threats, warnings, and where the files lie."""
     part = f", shard {summary['shard']}" if "shard" in summary else ""
     title = f"Accuracy (%) of {summary['subject']} on {summary['samples']} images of {summary['split']}{part}"
-    console.print(_table(title, summary))
+    print_table(_table(title, summary))
     if "union_worst_case" in summary:
         mean = summary["mean_over_threats"]
         console.print(
@@ -98,7 +98,7 @@ def _show_shift(found: Mapping[str, Any]) -> None:
             table.add_row(escape(name), *(f"{100 * share:.2f}" for share in shares))
         means = [*result["mean_by_severity"].values(), result["mean"]]
         table.add_row("mean", *(f"{100 * share:.2f}" for share in means))
-        console.print(table)
+        print_table(table)
     if "perturbations" in found:
         result = found["perturbations"]
         table = Table(title=escape(f"Sequences of perturbations ({result['source']})"), title_justify="left")
@@ -109,7 +109,7 @@ def _show_shift(found: Mapping[str, Any]) -> None:
         rows["mean"] = (result["mean_accuracy"], result["mean_flip_rate"])
         for name, pair in rows.items():
             table.add_row(escape(name), *(f"{100 * share:.2f}" for share in pair))
-        console.print(table)
+        print_table(table)
 
 
 def _table(title: str, summary: Mapping[str, Any]) -> Table:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from generalist.console import accuracy_table, console
+from generalist.console import accuracy_table, console, print_table
 from generalist.dial import Curve, Measured, Mixture, Point
 
 Follow = Callable[[int, int, Point], None]
@@ -49,10 +49,10 @@ def show_curve(curve: Curve, run: Path) -> None:
     """The table, its Pareto front marked; the suggestion with the command that makes it; notes."""
     about = f"learners of epoch {curve.epoch}, PGD-{curve.steps}"
     measured = [(point, point.validation) for point in curve.points]
-    console.print(_table(f"Accuracy (%) along the dial on the validation images: {about}", measured))
+    print_table(_table(f"Accuracy (%) along the dial on the validation images: {about}", measured))
     tested = [(point, point.test) for point in curve.points if point.test is not None]
     if tested:
-        console.print(_table(f"Accuracy (%) along the dial on the test images: {about}", tested))
+        print_table(_table(f"Accuracy (%) along the dial on the test images: {about}", tested))
     console.print(
         f"{FRONT} Pareto front on the validation images: no other point is as good everywhere and better somewhere",
         soft_wrap=True,
@@ -96,7 +96,7 @@ def show_mixture(mixture: Mixture, path: Path) -> None:
             f"{kind} statistics": {name: accuracy.value for name, accuracy in found.items()}
             for kind, found in mixture.measured.items()
         }
-        console.print(accuracy_table("Accuracy (%) on the validation images", rows))
+        print_table(accuracy_table("Accuracy (%) on the validation images", rows))
     console.print(
         escape(f"gamma: {shares(mixture.gammas)}; BatchNorm statistics: {mixture.statistics}"), soft_wrap=True
     )
