@@ -102,6 +102,9 @@ class AdversarialWeightPerturbation(Objective):
     def epoch_end(self, epoch: int) -> None:
         self.inner.epoch_end(epoch)
 
+    def best_network(self) -> dict[str, Tensor] | None:
+        return self.inner.best_network()
+
     def redistributed(self) -> None:
         self.inner.redistributed()
 
