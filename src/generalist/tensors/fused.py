@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from generalist.tensors.folding import CannotFoldError, FoldedConv, FoldedNetwork, fold, trace
+from generalist.tensors.folding import CannotFoldError, FoldedConv, FoldedLinear, FoldedNetwork, fold, trace
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 RECTIFIERS = (torch.relu, F.relu)
@@ -177,6 +177,17 @@ def _tail(graph: fx.GraphModule, nodes: Sequence[fx.Node], features: fx.Node) ->
     for node in nodes:
         made[node] = tail.node_copy(node, lambda old: made[old])
     return fx.GraphModule(graph, tail)
+
+
+def mean_and_linear(plan: Plan) -> FoldedLinear | None:
+    """The linear layer of a network that ends in the mean over the image, that layer, and nothing else."""
+    nodes = list(plan.tail.graph.nodes)
+    if len(nodes) != 4:
+        return None
+    features, mean, linear, _ = nodes
+    layer = dict(plan.tail.named_modules()).get(str(linear.target))
+    over_image = mean.target == "mean" and mean.kwargs == {"dim": (2, 3)} and mean.args == (features,)
+    return layer if over_image and isinstance(layer, FoldedLinear) and linear.args == (mean,) else None
 
 
 Shape = tuple[int, int, int]

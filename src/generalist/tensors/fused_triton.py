@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from generalist.tensors import triton_conv
 from generalist.tensors.folding import FoldedConv, FoldedLinear
-from generalist.tensors.fused import Plan, Shape, Step
+from generalist.tensors.fused import Plan, Shape, Step, mean_and_linear
 
 
 class TritonConv:
@@ -89,13 +89,8 @@ class TritonHead:
 
 def find_head(plan: Plan) -> TritonHead | None:
     """The head's kernels where the network ends in mean, linear layer, logits; None where it does otherwise."""
-    nodes = list(plan.tail.graph.nodes)
-    if len(nodes) != 4 or not plan.steps[-1].relu:
-        return None
-    _, mean, linear, _ = nodes
-    layer = dict(plan.tail.named_modules()).get(str(linear.target))
-    over_image = mean.target == "mean" and mean.kwargs == {"dim": (2, 3)} and mean.args == (nodes[0],)
-    if not over_image or not isinstance(layer, FoldedLinear) or linear.args != (mean,):
+    layer = mean_and_linear(plan)
+    if layer is None or not plan.steps[-1].relu:
         return None
     channels = layer.weight.shape[1]
     return TritonHead(layer) if channels >= 64 and channels & (channels - 1) == 0 else None

@@ -46,7 +46,7 @@ class LearnerOptions(Options):
     """Its name in logs, snapshots and `mixing`: letters, digits, `-` and `_`."""
 
     objective: ObjectiveChoice
-    """What it minimises: a name (`nt`, `at`, `at-half`, `trades`), a mapping `{kind: trades, beta: 6}`, or an
+    """What it minimises: a name (`nt`, `at`, `trades`, ...; docs/method.md), a mapping `{kind: trades, beta: 6}`, or an
     import path."""
 
     threat: ThreatOptions | None = None
