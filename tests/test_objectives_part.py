@@ -149,7 +149,8 @@ def test_the_loss_stays_finite(tmp_path: Path) -> None:
 
 
 def test_inside_a_generalist(tmp_path: Path) -> None:
-    train_inside_a_generalist(PART, tmp_path)
+    trainer = train_inside_a_generalist(PART, tmp_path)
+    assert trainer.step == 2 * trainer.steps_per_epoch
 
 
 def test_mistakes_are_refused(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from several_norms_helpers import (
     train_inside_a_generalist,
 )
 from torch import Tensor, nn
-from training_helpers import ROBUST, TinyNet, make_trainer, tiny_recipe, train
+from training_helpers import ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core.errors import GeneralistError
-from generalist.objectives.rmc import RobustModeConnectivity, curve_point, estimate_batchnorm
+from generalist.objectives.rmc import RobustModeConnectivity, curve_point
 from generalist.training.artefacts import load_weights
 
 
@@ -115,18 +115,6 @@ def test_t_is_uniform_and_drawn_anew_for_each_batch(ends: list[str], tmp_path: P
     draws = torch.stack([objective.position(now(step)) for step in range(500)])
     assert float(draws.mean()) == pytest.approx(0.5, abs=0.05) and float(draws.std()) == pytest.approx(0.289, abs=0.03)
     assert len(draws.unique()) == 500
-
-
-def test_batchnorm_is_estimated_anew() -> None:
-    model = TinyNet(num_classes=3, in_channels=1).double()
-    batches = [torch.linspace(0, 1, 96, dtype=torch.float64).reshape(6, 1, 4, 4) ** (i + 1) for i in range(3)]
-    estimate_batchnorm(model, batches)
-    features = [model.conv(x) for x in batches]
-    mean = torch.stack([f.mean((0, 2, 3)) for f in features]).mean(0)
-    variance = torch.stack([f.var((0, 2, 3)) for f in features]).mean(0)
-    torch.testing.assert_close(model.norm.running_mean, mean)
-    torch.testing.assert_close(model.norm.running_var, variance)
-    assert not model.norm.training and model.norm.momentum == 0.1
 
 
 def test_the_best_point_on_the_validation_images_is_what_is_saved(ends: list[str], tmp_path: Path) -> None:

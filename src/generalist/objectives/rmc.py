@@ -30,6 +30,7 @@ from generalist.objectives.base import (
     build_objective,
 )
 from generalist.objectives.msd import MsdOptions
+from generalist.tensors.batchnorm import reestimate, tracked
 from generalist.tensors.modes import computing_in
 
 CHUNK = 500
@@ -171,10 +172,11 @@ class RobustModeConnectivity(Objective):
         index = self.learner.index
         chosen = random.permutation(len(index), self.learner.seed, "curve/statistics")[: self.statistics]
         chunks = torch.split(index[chosen.to(index.device)], CHUNK)
-        batches = [batch.x for batch in iterate(self.learner.images, chunks)]
-        with computing_in(self.learner.autocast, self.best.device):
-            estimate_batchnorm(model, batches)
-        return model
+        dtype = next(model.parameters()).dtype
+        if tracked(model):
+            with computing_in(self.learner.autocast, self.best.device):
+                reestimate(model, (batch.x.to(dtype) for batch in iterate(self.learner.images, chunks)))
+        return model.eval()
 
     def _accuracies(self, model: nn.Module) -> tuple[float, float]:
         """On the validation images: under the worst of all threats, and natural."""
@@ -226,21 +228,3 @@ def curve_point(first: Tensor, middle: Tensor, last: Tensor, t: Tensor) -> Tenso
     """The quadratic curve through `first` at 0, `middle` at 1/2 and `last` at 1, at `t`."""
     t = t.to(first.dtype)
     return (1 - t) * (1 - 2 * t) * first + 4 * t * (1 - t) * middle + t * (2 * t - 1) * last
-
-
-@torch.no_grad()
-def estimate_batchnorm(model: nn.Module, batches: list[Tensor]) -> None:
-    """Give every BatchNorm the mean statistics over `batches`, and leave the network in evaluation mode."""
-    model.eval()
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
-        norm.train()
-    dtype = next(model.parameters()).dtype
-    for x in batches:
-        model(x.to(dtype))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    model.eval()
