@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cli_helpers import run_main
 from torch import nn
 from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
 
-from generalist import cli
 from generalist.bench.flops import count_model, iteration_flops, why_not_counted
 from generalist.bench.images import KINDS, kind_of, synthetic_splits
 from generalist.bench.published import PublishedLoop, why_not_published
@@ -282,17 +281,10 @@ def test_a_recipe_with_stages_is_refused() -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def run_main(
+def run_bench(
     args: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[Any, str, str]:
-    monkeypatch.setattr(sys, "argv", ["generalist", "bench", "train", *args])
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = ending.code or 0
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+) -> tuple[int, str, str]:
+    return run_main(["bench", "train", *args], monkeypatch, capsys)
 
 
 QUICK = ["--device", "cpu", "--iterations", "1", *(word for change in SMALL for word in ("--set", change))]
@@ -301,7 +293,7 @@ QUICK = ["--device", "cpu", "--iterations", "1", *(word for change in SMALL for 
 def test_json_on_standard_output_is_nothing_but_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run_main([*QUICK, "--engines", "eager", "--json", "-"], monkeypatch, capsys)
+    code, out, _ = run_bench([*QUICK, "--engines", "eager", "--json", "-"], monkeypatch, capsys)
     assert code == 0
     record = json.loads(out)
     assert record["recipe"] == "digits-d" and record["iterations"] == 1
@@ -312,7 +304,7 @@ def test_json_in_a_file_beside_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "deep" / "bench.json"
-    code, out, _ = run_main([*QUICK, "--no-published", "--json", str(file)], monkeypatch, capsys)
+    code, out, _ = run_bench([*QUICK, "--no-published", "--json", str(file)], monkeypatch, capsys)
     assert code == 0 and json.loads(file.read_text())["ratios"] == {}
     for words in ("eager engine", "needs a CUDA device", "random pixels", "TFLOP/s", "torch"):
         assert words in out
@@ -341,7 +333,7 @@ def test_json_in_a_file_beside_the_table(
 def test_mistakes_end_in_one_line(
     args: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run_main([*QUICK, "--no-published", *args], monkeypatch, capsys)
+    code, _, err = run_bench([*QUICK, "--no-published", *args], monkeypatch, capsys)
     assert code == 2
     assert words in err and err.count("\n") == 1 and "Traceback" not in err
 

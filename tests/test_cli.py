@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from cli_helpers import run_main
 
 import generalist
 from generalist import cli
@@ -83,20 +84,6 @@ COMMANDS = {
 """Every command with its arguments and options beside --version: whoever changes one of these does it on purpose."""
 
 QUICK = ["--set", "train.epochs=1", "--set", "validation.steps=2", "--set", "model.width=4", "--device", "cpu"]
-
-
-def run_main(
-    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `generalist ARGS`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["generalist", *args])
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = ending.code or 0
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 def commands() -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import run_main
 
-from generalist import cli
 from generalist.compare import UNION_MEAN, UNION_WORST, Comparison, _table, compare, method_of, paper_column, paper_rows
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.core.errors import GeneralistError, RunError
@@ -208,19 +207,6 @@ def test_latex_is_a_tabular(mine: Path) -> None:
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1
     assert text.startswith(r"\begin{tabular}{lllllrrrrrr}")
-
-
-def run_main(
-    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[Any, str, str]:
-    monkeypatch.setattr(sys, "argv", ["generalist", *args])
-    code: Any = 0
-    try:
-        cli.main()
-    except SystemExit as ending:
-        code = ending.code or 0
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 def test_the_command(mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

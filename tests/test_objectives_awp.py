@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from objectives_toy import Toy, assert_same_gradients, cross_entropy_attack, make_toy, parameter_gradients
 from torch import Tensor
-from training_helpers import NATURAL, make_trainer, tiny_recipe, train
+from training_helpers import NATURAL, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
 from generalist.objectives.awp import perturbation, restored
@@ -161,17 +161,7 @@ def test_a_wrapped_state_is_resumed(tmp_path: Path, counting: dict[str, Any]) ->
     """The number of passes scales the loss, so a run that forgot it would end elsewhere."""
     recipe = tiny_recipe([counting], train={"epochs": 4})
     whole = train(recipe, tmp_path / "whole")
-    early = make_trainer(recipe, tmp_path / "early")
-    end = early._end_epoch
-
-    def stop(epoch: int, *, images: int, seconds: float) -> None:
-        end(epoch, images=images, seconds=seconds)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    early._end_epoch = stop  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        early.run()
+    stop_after(recipe, tmp_path / "early", epoch=2)
     resumed = make_trainer(recipe, tmp_path / "early")
     assert resumed.resume() and resumed.step == 6
     resumed.run()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe
+from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe
 from training_helpers import train as train_tiny
 
 from generalist import train
@@ -90,17 +90,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, name: str) -
     """Stopped after epoch 2 of 4: fat's tau and agr's steering change after that."""
     recipe = tiny_recipe([learner(TINY[name])], train={"epochs": 4})
     whole = train_tiny(recipe, tmp_path / "whole")
-    early = make_trainer(recipe, tmp_path / "early")
-    end = early._end_epoch
-
-    def stop(epoch: int, *, images: int, seconds: float) -> None:
-        end(epoch, images=images, seconds=seconds)
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    early._end_epoch = stop  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        early.run()
+    stop_after(recipe, tmp_path / "early", epoch=2)
     resumed = make_trainer(recipe, tmp_path / "early")
     assert resumed.resume() and resumed.step == 6
     resumed.run()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -144,6 +145,21 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trainer:
     trainer = make_trainer(recipe, path, **options)
     trainer.run()
     return trainer
+
+
+def stop_after(recipe: Recipe, path: Path, *, epoch: int) -> None:
+    """Train until the end of an epoch, its checkpoint included, and stop as Ctrl-C would."""
+    trainer = make_trainer(recipe, path)
+    end = trainer._end_epoch
+
+    def stop(done: int, *, images: int, seconds: float) -> None:
+        end(done, images=images, seconds=seconds)
+        if done == epoch:
+            raise KeyboardInterrupt
+
+    trainer._end_epoch = stop  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
 
 
 def fresh_model(trainer: Trainer) -> TinyNet:

@@ -37,7 +37,7 @@ def evaluate(
         str | None, typer.Option(help="each: every attack on all; cascade: on survivors [default: the preset's].")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="A seeded random subset of so many images.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch [default: 100, or 1,000 on a GPU].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch [default: by device and samples].")] = None,
     precision: Annotated[str, typer.Option(help="default, or fast: search in bfloat16.")] = "default",
     shards: Annotated[str, typer.Option(help="Evaluate the i-th of n parts.", metavar="I/N")] = "1/1",
     merge: Annotated[bool, typer.Option("--merge", help="Join the parts that --shards left; nothing is run.")] = False,

@@ -11,6 +11,9 @@ _LABELS = {PUBLISHED: "published code's loop", "eager": "eager engine", "graph":
 MISSING = "n/a"
 
 
+COMPILED: dict[bool | str, str] = {True: ", compiled", False: "", "auto": ", graph engine compiled"}
+
+
 def heading(report: Report) -> list[str]:
     """What was measured, on what, in lines."""
     job, environment = report.recipe, report.environment
@@ -18,7 +21,7 @@ def heading(report: Report) -> list[str]:
     shape = "x".join(str(side) for side in report.data["shape"])
     lines = [
         f"{job.name}: {job.model.name}, learners {learners}, batch {job.train.batch_size}, images {shape}, "
-        f"engines in {job.train.precision}{', compiled' if job.train.compile else ''}",
+        f"engines in {job.train.precision}{COMPILED[job.train.compile]}",
         f"{environment['device']}, torch {environment['torch']}, generalist {environment['generalist']}, "
         f"{environment['threads']} CPU threads; {report.iterations} iterations after {report.warm_up} of warm-up",
     ]
