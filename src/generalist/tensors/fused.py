@@ -5,8 +5,8 @@ kernel. Its gradient with respect to the images is convolutions again: each adds
 the mask of the ReLU below it, in one kernel, too. Autograd would make each of these a pass over memory of its own.
 
 `plan` finds that list in a folded network's graph; what comes behind the last convolution (average, linear layer) is
-left to autograd. The kernels are Triton's on a GPU in bfloat16, layer by layer where one fits, and plain torch
-elsewhere; both are the same function.
+left to autograd. The kernels are Triton's on a GPU in bfloat16 and in float32, layer by layer where one fits, and
+plain torch elsewhere; both are the same function.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ def fuse(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], triton: 
 def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compiled: bool = False) -> FoldedNetwork:
     """The network in evaluation mode in the fastest form that there is for it here: fused where kernels of our own fit
     all of its convolutions, else folded. `CannotFoldError` says why where it is neither."""
-    if dtype == torch.bfloat16 and next(model.parameters()).is_cuda and importlib.util.find_spec("triton"):
+    if _has_kernels(dtype) and next(model.parameters()).is_cuda and importlib.util.find_spec("triton"):
         try:
             fused = fuse(model, dtype, shape=shape, triton=True)
         except CannotFoldError:
@@ -393,3 +393,12 @@ def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compi
         if all(step.layer in fused.kernels for step in fused.plan.steps):
             return fused
     return fold(model, dtype, compiled=compiled)
+
+
+def _has_kernels(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and tensor_float())
+
+
+def tensor_float() -> bool:
+    """Whether PyTorch's flags let convolutions of float32 multiply in TensorFloat-32, as our kernels for them do."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]

@@ -24,6 +24,10 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr,
     N: tl.constexpr,
     SIDE_C: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    N_STRIDE: tl.constexpr,
+    SIDE_K_STRIDE: tl.constexpr,
+    SIDE_N_STRIDE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RELU: tl.constexpr,
@@ -59,14 +63,14 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         there = inside & (h >= 0) & (h < HEIGHT * STRIDE) & (w >= 0) & (w < WIDTH * STRIDE)
         pixel = origin + down * WIDTH * STRIDE + right
         a = tl.load(x + pixel[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + (tap * C + kc)[:, None] * N + rn[None, :])
+        b = tl.load(weight + (tap * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
         acc = tl.dot(a, b, acc)
     if SIDE_C > 0:
         pixel = (image * HEIGHT * 2 + row * 2) * WIDTH * 2 + column * 2
         for k in range(SIDE_C // BK):
             kc = k * BK + rk
             a = tl.load(side + pixel[:, None] * SIDE_C + kc[None, :], mask=inside[:, None], other=0.0)
-            b = tl.load(side_weight + kc[:, None] * N + rn[None, :])
+            b = tl.load(side_weight + kc[:, None] * SIDE_K_STRIDE + rn[None, :] * SIDE_N_STRIDE)
             acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -96,6 +100,10 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    N_STRIDE: tl.constexpr,
+    SIDE_K_STRIDE: tl.constexpr,
+    SIDE_N_STRIDE: tl.constexpr,
     HAS_SIDE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -136,14 +144,14 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
         there = inside & (row + below < HEIGHT) & (column + right < WIDTH)
         pixel = rm + below * WIDTH + right
         a = tl.load(g + pixel[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + ((tap_row * 3 + tap_column) * C + kc)[:, None] * N + rn[None, :])
+        b = tl.load(weight + ((tap_row * 3 + tap_column) * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
         acc = tl.dot(a, b, acc)
     if HAS_SIDE:  # noqa: SIM102 - the first is decided when the kernel is compiled
         if odd_row + odd_column == 0:
             for k in range(blocks):
                 kc = k * BK + rk
                 a = tl.load(side + rm[:, None] * C + kc[None, :], mask=inside[:, None], other=0.0)
-                b = tl.load(side_weight + kc[:, None] * N + rn[None, :])
+                b = tl.load(side_weight + kc[:, None] * SIDE_K_STRIDE + rn[None, :] * SIDE_N_STRIDE)
                 acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -167,6 +175,8 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    N_STRIDE: tl.constexpr,
     RELU: tl.constexpr,
     EARLY: tl.constexpr,
     BM: tl.constexpr,
@@ -188,7 +198,8 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     if EARLY:
         tl.extra.cuda.gdc_wait()
     a = tl.load(x + pixel * C + (rk % C)[None, :], mask=there, other=0.0).to(weight.dtype.element_ty)
-    b = tl.load(weight + rk[:, None] * N + rn[None, :], mask=(rk < 9 * C)[:, None], other=0.0)
+    matrix = weight + rk[:, None] * K_STRIDE + rn[None, :] * N_STRIDE
+    b = tl.load(matrix, mask=(rk < 9 * C)[:, None], other=0.0)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.dot(a, b) + tl.load(bias + rn)[None, :]
@@ -208,6 +219,8 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr,
     N: tl.constexpr,
     COLUMNS: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    N_STRIDE: tl.constexpr,
     EARLY: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
@@ -232,7 +245,7 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
         w = column + right
         there = inside & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
         a = tl.load(g + (rm + down * WIDTH + right)[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + (tap * C + kc)[:, None] * COLUMNS + rn[None, :])
+        b = tl.load(weight + (tap * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
         acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -240,7 +253,11 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + rm[:, None] * N + rn[None, :], acc.to(out.dtype.element_ty), mask=keep)
 
 
-@triton.jit(do_not_specialize=["c", "n", "taps", "columns", "reverse"])  # type: ignore[untyped-decorator]
+SIZES = ["c", "n", "taps", "columns", "reverse", "weight_n", "weight_c", "weight_tap"]
+SIZES += ["forward_k", "forward_n", "backward_k", "backward_n"]
+
+
+@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
 def fold_kernel(  # type: ignore[no-untyped-def]
     weight,
     gain,
@@ -256,24 +273,33 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     taps,
     columns,
     reverse,
+    weight_n,
+    weight_c,
+    weight_tap,
+    forward_k,
+    forward_n,
+    backward_k,
+    backward_n,
     BC: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Convolution weights times BatchNorm's scale, as the matrices of the forward pass and of the input gradient.
 
-    `weight` is [n, taps, c] in memory; `forward` is [taps * c, n], `backward` [taps * n, columns] with the images'
-    channels padded by zeros, and its taps in reverse where asked for.
+    `weight` is [n, c, taps], `forward` [taps * c, n], `backward` [taps * n, columns] with the images' channels padded
+    by zeros and its taps in reverse where asked for; each with strides of its own.
     """
     tap = tl.program_id(0)
     rc = tl.program_id(1) * BC + tl.arange(0, BC)
     rn = tl.program_id(2) * BN + tl.arange(0, BN)
     scale = tl.load(gain + rn) / tl.sqrt(tl.load(variance + rn) + eps)
     there = (rc < c)[:, None]
-    w = tl.load(weight + (rn[None, :] * taps + tap) * c + rc[:, None], mask=there, other=0.0) * scale[None, :]
-    tl.store(forward + (tap * c + rc)[:, None] * n + rn[None, :], w.to(forward.dtype.element_ty), mask=there)
+    source = weight + rn[None, :] * weight_n + rc[:, None] * weight_c + tap * weight_tap
+    w = tl.load(source, mask=there, other=0.0) * scale[None, :]
+    place = forward + (tap * c + rc)[:, None] * forward_k + rn[None, :] * forward_n
+    tl.store(place, w.to(forward.dtype.element_ty), mask=there)
     turned = tap + reverse * (taps - 1 - 2 * tap)
-    place = (turned * n + rn)[None, :] * columns + rc[:, None]
-    tl.store(backward + place, w.to(backward.dtype.element_ty), mask=(rc < columns)[:, None])
+    place = backward + (turned * n + rn)[None, :] * backward_k + rc[:, None] * backward_n
+    tl.store(place, w.to(backward.dtype.element_ty), mask=(rc < columns)[:, None])
     if (tap == 0) & (tl.program_id(1) == 0):
         tl.store(bias + rn, tl.load(shift + rn) - tl.load(mean + rn) * scale)
 
