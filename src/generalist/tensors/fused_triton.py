@@ -21,10 +21,11 @@ class TritonConv:
         self.taps, self.strided = height * width, layer.stride == (2, 2)
         self.images = channels < triton_conv.IMAGE_CHANNELS
         self.channels = channels
+        device, dtype = layer.weight.device, layer.weight.dtype
         columns = triton_conv.IMAGE_CHANNELS if self.images else channels
-        self.forward_matrix = triton_conv.empty_matrix(self.taps * channels, out, layer.weight)
-        self.backward_matrix = triton_conv.empty_matrix(self.taps * out, columns, layer.weight)
-        self.bias = torch.empty(out, device=layer.weight.device, dtype=torch.float32)
+        self.forward_matrix = torch.empty(self.taps * channels, out, device=device, dtype=dtype)
+        self.backward_matrix = torch.empty(self.taps * out, columns, device=device, dtype=dtype)
+        self.bias = torch.empty(out, device=device, dtype=torch.float32)
 
     def refresh(self) -> None:
         conv, batchnorm = self.layer.source[0], self.layer.batchnorm[0]
@@ -138,7 +139,7 @@ def _is_matrix(layer: FoldedConv) -> bool:
 
 
 def _has_norm(layer: FoldedConv) -> bool:
-    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, taps side by side."""
+    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, whole memory."""
     conv, batchnorm = layer.source[0], layer.batchnorm[0]
     whole = isinstance(batchnorm, nn.BatchNorm2d) and batchnorm.weight is not None and batchnorm.bias is not None
     orders = (torch.contiguous_format, torch.channels_last)

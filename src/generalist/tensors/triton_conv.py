@@ -3,7 +3,7 @@
 cuDNN's convolutions leave bias, residual, ReLU and its mask to passes of their own over memory. On an H200, at the
 sizes of a ResNet-18 and batch 128, these kernels are as fast as cuDNN's bare convolutions and do the rest on the way
 (docs/performance.md). Images and activations are NHWC in memory, weights are matrices [taps * channels in, channels
-out] of any strides; products are summed in float32. Those of float32 are TensorFloat-32's, as cuDNN's are by default.
+out]; products are summed in float32.
 """
 
 from __future__ import annotations
@@ -25,37 +25,19 @@ from generalist.tensors.triton_kernels import (
 )
 
 BLOCK_K = 64
-"""Channels of one tap that a step of the sum takes in half precision: what a kernel here needs every channel count to
-be a multiple of, except for the images' own channels."""
+"""Channels of one tap that a step of the sum takes: what a kernel here needs every channel count to be a multiple of,
+except for the images' own channels."""
 
 IMAGE_CHANNELS = 16
 """Columns of the matrix product that makes the images' gradient: tensor cores take no fewer."""
 
 
-def empty_matrix(rows: int, columns: int, like: Tensor) -> Tensor:
-    """An empty [rows, columns] as the tensor cores read it fastest: in float32 they want the terms of a sum, so the
-    rows, side by side in memory; in half precision columns are loaded better."""
-    if like.dtype == torch.float32:
-        return torch.empty(columns, rows, device=like.device, dtype=like.dtype).t()
-    return torch.empty(rows, columns, device=like.device, dtype=like.dtype)
-
-
-def _block_k(x: Tensor) -> int:
-    """Terms of the sum that a step takes: 128 bytes of them."""
-    return BLOCK_K * 2 // x.element_size()
-
-
-def _tiles(x: Tensor, rows: int, n: int) -> dict[str, int]:
+def _tiles(rows: int, n: int) -> dict[str, int]:
     """Tile sizes, measured on an H200: 128 rows where that still gives every multiprocessor some work, else 64."""
-    bn, bk = min(n, 128), _block_k(x)
+    bn = min(n, 128)
     if -(-rows // 128) * (n // bn) >= 256:
-        return {"BM": 128, "BN": bn, "BK": bk, "num_warps": 4, "num_stages": 3}
-    return {"BM": 64, "BN": bn, "BK": bk, "num_warps": 4, "num_stages": 4}
-
-
-def _strides(weight: Tensor, side: tuple[Tensor, Tensor] | None) -> dict[str, int]:
-    names = ("K_STRIDE", "N_STRIDE", "SIDE_K_STRIDE", "SIDE_N_STRIDE")
-    return dict(zip(names, (*weight.stride(), *(side[1] if side else weight).stride()), strict=True))
+        return {"BM": 128, "BN": bn, "BK": BLOCK_K, "num_warps": 4, "num_stages": 3}
+    return {"BM": 64, "BN": bn, "BK": BLOCK_K, "num_warps": 4, "num_stages": 4}
 
 
 def _nhwc(like: Tensor, n: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -82,7 +64,7 @@ def conv3x3(
     height, width, n = height // stride, width // stride, weight.shape[1]
     out = _nhwc(x, n, height, width, x.dtype)
     rows = batch * height * width
-    tiles = _tiles(x, rows, n)
+    tiles = _tiles(rows, n)
     conv_kernel[(-(-rows // tiles["BM"]) * (n // tiles["BN"]),)](
         x,
         weight,
@@ -104,7 +86,6 @@ def conv3x3(
         RELU=relu,
         HAS_MASK=mask is not None,
         EVEN=rows % tiles["BM"] == 0,
-        **_strides(weight, side),
         **tiles,
         **_early(x),
     )
@@ -124,7 +105,7 @@ def strided_input_gradient(
     n = weight.shape[1]
     out = _nhwc(g, n, 2 * height, 2 * width, g.dtype)
     rows = batch * height * width
-    tiles = _tiles(g, 4 * rows, n)
+    tiles = _tiles(4 * rows, n)
     strided_input_gradient_kernel[(-(-rows // tiles["BM"]) * (n // tiles["BN"]), 4)](
         g,
         weight,
@@ -142,7 +123,6 @@ def strided_input_gradient(
         HAS_RESIDUAL=residual is not None,
         HAS_MASK=mask is not None,
         EVEN=rows % tiles["BM"] == 0,
-        **_strides(weight, side),
         **tiles,
         **_early(g),
     )
@@ -166,8 +146,6 @@ def image_conv(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor
         WIDTH=width,
         C=c,
         N=n,
-        K_STRIDE=weight.stride(0),
-        N_STRIDE=weight.stride(1),
         RELU=relu,
         BM=bm,
         BK=bk,
@@ -192,10 +170,8 @@ def image_gradient(g: Tensor, weight: Tensor, channels: int, dtype: torch.dtype)
         C=c,
         N=channels,
         COLUMNS=weight.shape[1],
-        K_STRIDE=weight.stride(0),
-        N_STRIDE=weight.stride(1),
         BM=bm,
-        BK=_block_k(g),
+        BK=BLOCK_K,
         num_warps=4,
         num_stages=4,
         **_early(g),
@@ -238,8 +214,6 @@ def fold(
         weight.stride(0),
         weight.stride(1),
         weight.stride(3),
-        *forward.stride(),
-        *backward.stride(),
         BC=bc,
         BN=bn,
     )

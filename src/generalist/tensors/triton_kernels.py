@@ -8,6 +8,16 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def narrowed(acc, out):
+    """The sums in the type of `out`. Float16 ends at 65504: beyond, what is stored is that and not infinity, with which
+    the next sum would be nan."""
+    kind: tl.constexpr = out.dtype.element_ty
+    if kind == tl.float16:
+        acc = tl.minimum(tl.maximum(acc, -65504.0), 65504.0)
+    return acc.to(kind)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def conv_kernel(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -24,10 +34,6 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr,
     N: tl.constexpr,
     SIDE_C: tl.constexpr,
-    K_STRIDE: tl.constexpr,
-    N_STRIDE: tl.constexpr,
-    SIDE_K_STRIDE: tl.constexpr,
-    SIDE_N_STRIDE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RELU: tl.constexpr,
@@ -63,14 +69,14 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         there = inside & (h >= 0) & (h < HEIGHT * STRIDE) & (w >= 0) & (w < WIDTH * STRIDE)
         pixel = origin + down * WIDTH * STRIDE + right
         a = tl.load(x + pixel[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + (tap * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
+        b = tl.load(weight + (tap * C + kc)[:, None] * N + rn[None, :])
         acc = tl.dot(a, b, acc)
     if SIDE_C > 0:
         pixel = (image * HEIGHT * 2 + row * 2) * WIDTH * 2 + column * 2
         for k in range(SIDE_C // BK):
             kc = k * BK + rk
             a = tl.load(side + pixel[:, None] * SIDE_C + kc[None, :], mask=inside[:, None], other=0.0)
-            b = tl.load(side_weight + kc[:, None] * SIDE_K_STRIDE + rn[None, :] * SIDE_N_STRIDE)
+            b = tl.load(side_weight + kc[:, None] * N + rn[None, :])
             acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -83,7 +89,7 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         acc = tl.maximum(acc, 0.0)
     if HAS_MASK:
         acc = tl.where(tl.load(mask + place, mask=inside[:, None], other=0.0) > 0, acc, 0.0)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(out + place, narrowed(acc, out), mask=inside[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -100,10 +106,6 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
-    K_STRIDE: tl.constexpr,
-    N_STRIDE: tl.constexpr,
-    SIDE_K_STRIDE: tl.constexpr,
-    SIDE_N_STRIDE: tl.constexpr,
     HAS_SIDE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -144,14 +146,14 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
         there = inside & (row + below < HEIGHT) & (column + right < WIDTH)
         pixel = rm + below * WIDTH + right
         a = tl.load(g + pixel[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + ((tap_row * 3 + tap_column) * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
+        b = tl.load(weight + ((tap_row * 3 + tap_column) * C + kc)[:, None] * N + rn[None, :])
         acc = tl.dot(a, b, acc)
     if HAS_SIDE:  # noqa: SIM102 - the first is decided when the kernel is compiled
         if odd_row + odd_column == 0:
             for k in range(blocks):
                 kc = k * BK + rk
                 a = tl.load(side + rm[:, None] * C + kc[None, :], mask=inside[:, None], other=0.0)
-                b = tl.load(side_weight + kc[:, None] * SIDE_K_STRIDE + rn[None, :] * SIDE_N_STRIDE)
+                b = tl.load(side_weight + kc[:, None] * N + rn[None, :])
                 acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -161,7 +163,7 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
         acc += tl.load(residual + place, mask=inside[:, None], other=0.0).to(tl.float32)
     if HAS_MASK:
         acc = tl.where(tl.load(mask + place, mask=inside[:, None], other=0.0) > 0, acc, 0.0)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(out + place, narrowed(acc, out), mask=inside[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -175,8 +177,6 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
-    K_STRIDE: tl.constexpr,
-    N_STRIDE: tl.constexpr,
     RELU: tl.constexpr,
     EARLY: tl.constexpr,
     BM: tl.constexpr,
@@ -198,14 +198,13 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     if EARLY:
         tl.extra.cuda.gdc_wait()
     a = tl.load(x + pixel * C + (rk % C)[None, :], mask=there, other=0.0).to(weight.dtype.element_ty)
-    matrix = weight + rk[:, None] * K_STRIDE + rn[None, :] * N_STRIDE
-    b = tl.load(matrix, mask=(rk < 9 * C)[:, None], other=0.0)
+    b = tl.load(weight + rk[:, None] * N + rn[None, :], mask=(rk < 9 * C)[:, None], other=0.0)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     acc = tl.dot(a, b) + tl.load(bias + rn)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0)
-    tl.store(out + rm[:, None] * N + rn[None, :], acc.to(out.dtype.element_ty), mask=(rm < rows)[:, None])
+    tl.store(out + rm[:, None] * N + rn[None, :], narrowed(acc, out), mask=(rm < rows)[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -219,8 +218,6 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
     C: tl.constexpr,
     N: tl.constexpr,
     COLUMNS: tl.constexpr,
-    K_STRIDE: tl.constexpr,
-    N_STRIDE: tl.constexpr,
     EARLY: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
@@ -245,16 +242,15 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
         w = column + right
         there = inside & (h >= 0) & (h < HEIGHT) & (w >= 0) & (w < WIDTH)
         a = tl.load(g + (rm + down * WIDTH + right)[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
-        b = tl.load(weight + (tap * C + kc)[:, None] * K_STRIDE + rn[None, :] * N_STRIDE)
+        b = tl.load(weight + (tap * C + kc)[:, None] * COLUMNS + rn[None, :])
         acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     keep = inside[:, None] & (rn < N)[None, :]
-    tl.store(out + rm[:, None] * N + rn[None, :], acc.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + rm[:, None] * N + rn[None, :], narrowed(acc, out), mask=keep)
 
 
 SIZES = ["c", "n", "taps", "columns", "reverse", "weight_n", "weight_c", "weight_tap"]
-SIZES += ["forward_k", "forward_n", "backward_k", "backward_n"]
 
 
 @triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
@@ -276,17 +272,13 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     weight_n,
     weight_c,
     weight_tap,
-    forward_k,
-    forward_n,
-    backward_k,
-    backward_n,
     BC: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Convolution weights times BatchNorm's scale, as the matrices of the forward pass and of the input gradient.
 
-    `weight` is [n, c, taps], `forward` [taps * c, n], `backward` [taps * n, columns] with the images' channels padded
-    by zeros and its taps in reverse where asked for; each with strides of its own.
+    `weight` is [n, c, taps] with strides of its own; `forward` is [taps * c, n], `backward` [taps * n, columns] with
+    the images' channels padded by zeros, and its taps in reverse where asked for.
     """
     tap = tl.program_id(0)
     rc = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -295,11 +287,10 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     there = (rc < c)[:, None]
     source = weight + rn[None, :] * weight_n + rc[:, None] * weight_c + tap * weight_tap
     w = tl.load(source, mask=there, other=0.0) * scale[None, :]
-    place = forward + (tap * c + rc)[:, None] * forward_k + rn[None, :] * forward_n
-    tl.store(place, w.to(forward.dtype.element_ty), mask=there)
+    tl.store(forward + (tap * c + rc)[:, None] * n + rn[None, :], narrowed(w, forward), mask=there)
     turned = tap + reverse * (taps - 1 - 2 * tap)
-    place = backward + (turned * n + rn)[None, :] * backward_k + rc[:, None] * backward_n
-    tl.store(place, w.to(backward.dtype.element_ty), mask=(rc < columns)[:, None])
+    place = (turned * n + rn)[None, :] * columns + rc[:, None]
+    tl.store(backward + place, narrowed(w, backward), mask=(rc < columns)[:, None])
     if (tap == 0) & (tl.program_id(1) == 0):
         tl.store(bias + rn, tl.load(shift + rn) - tl.load(mean + rn) * scale)
 
@@ -362,4 +353,4 @@ def head_gradient_kernel(  # type: ignore[no-untyped-def]
     place = (sample * PIXELS + rp)[:, None] * C + rc[None, :]
     inside = (rp < PIXELS)[:, None]
     kept = tl.where(tl.load(features + place, mask=inside, other=0.0) > 0, (total / PIXELS)[None, :], 0.0)
-    tl.store(out + place, kept.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, narrowed(kept, out), mask=inside)
