@@ -75,8 +75,8 @@ def assert_within_rounding(found: Tensor, compute: Callable[[Callable[[Tensor], 
     """`compute(f)` is the result of the inputs after `f`: exact in float64, and for `abs` the sum of all magnitudes.
 
     Products of half precision are exact in float32, each of `terms` additions rounds by at most 2^-24 of the sum of
-    magnitudes (float32 products round once more; tensor cores cut off bits instead of rounding, hence 2^-22), and storing
-    the result rounds it by half a unit in the last place.
+    magnitudes (float32 products round once more; tensor cores cut off bits instead of rounding, hence 2^-22), and
+    storing the result rounds it by half a unit in the last place.
     """
     exact, magnitude = compute(lambda t: t.double()), compute(lambda t: t.double().abs())
     unit = torch.finfo(found.dtype).eps / 2

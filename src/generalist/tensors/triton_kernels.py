@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def narrowed(acc, out):
+@triton.jit
+def narrowed(acc, out):  # type: ignore[no-untyped-def]
     """The sums in the type of `out`. Float16 ends at 65504: beyond, what is stored is that and not infinity, with which
     the next sum would be nan."""
     kind: tl.constexpr = out.dtype.element_ty
