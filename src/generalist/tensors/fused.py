@@ -241,7 +241,10 @@ class FusedNetwork(FoldedNetwork):
 
     def refresh(self) -> None:
         for layer in self.layers:
-            (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
+            if self.head is not None and layer is self.head.linear:
+                self.head.refresh()
+            else:
+                (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) > self.most_images:

@@ -79,12 +79,21 @@ class TritonHead:
 
     def __init__(self, linear: FoldedLinear) -> None:
         self.linear = linear
+        # In float32 whatever the network's type: PyTorch's flags spare matrix products, and here it costs nothing.
+        self.weight = torch.empty_like(linear.weight, dtype=torch.float32)
+        self.bias = torch.empty_like(linear.bias, dtype=torch.float32)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        source = self.linear.source[0]
+        self.weight.copy_(source.weight)
+        self.bias.copy_(source.bias) if source.bias is not None else self.bias.zero_()
 
     def forward(self, features: Tensor) -> Tensor:
-        return triton_conv.head(features, self.linear.weight, self.linear.bias)
+        return triton_conv.head(features, self.weight, self.bias)
 
     def backward(self, g: Tensor, features: Tensor) -> Tensor:
-        return triton_conv.head_gradient(g.contiguous(), self.linear.weight, features)
+        return triton_conv.head_gradient(g.contiguous(), self.weight, features)
 
 
 def find_head(plan: Plan) -> TritonHead | None:
