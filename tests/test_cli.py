@@ -100,7 +100,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_public_names_are_pinned() -> None:
-    assert generalist.__all__ == ["__version__", "evaluate", "load", "mix", "train"]
+    assert generalist.__all__ == ["__version__", "evaluate", "gradcam", "load", "mix", "train"]
     assert all(hasattr(generalist, name) for name in generalist.__all__)
 
 
