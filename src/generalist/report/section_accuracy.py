@@ -1,0 +1,170 @@
+"""Accuracies in full: attack by attack, by class, by corruption and severity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generalist.compare import Comparison, Row, published
+from generalist.evaluation.accuracy import NATURAL
+from generalist.report.drawing import heat_ink, heat_role
+from generalist.report.html import Html, folded, short, table, tag
+from generalist.report.plots import dots, heat_map
+from generalist.report.printed import file_name
+from generalist.report.runs import Collection, Network
+from generalist.report.section import Section, called, grid, names, note, numbers, percent, with_interval
+
+MOST_CLASSES = 40
+"""By class, more rows than this are not read; the hardest classes are kept."""
+UNION = "union"
+
+
+# -- attack by attack -------------------------------------------------------------------------------------------------
+
+
+def attacks_section(found: Collection) -> Section:
+    section = Section("attacks", "Attack by attack")
+    if not found.networks:
+        section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
+        return section
+    named = {id(network.row): network.name for network in found.networks}
+    ours = [network.row for network in found.networks]
+    rows = [*ours, *published(ours)]
+    columns = list(dict.fromkeys(column for row in ours for column in row.cells))
+    comparison = Comparison(rows, columns)
+    marks = comparison.marks()
+    body = [
+        [
+            short(named.get(id(row), row.name), 80),
+            row.source,
+            short(row.method, 60),
+            *(_figure(row, column, marks.get((number, column))) for column in columns),
+        ]
+        for number, row in enumerate(rows)
+    ]
+    heads = ["network", "source", "method", *columns]
+    caption = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
+    section.add(table(heads, body, caption=caption, sortable=True, methods=[row.method for row in rows]))
+    if notes := comparison.footnotes():
+        section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
+    said = {text: None for network in found.networks for text in network.main.summary.notes}
+    section.parts += [note(short(text)) for text in list(said)[:5]]
+    return section
+
+
+def _figure(row: Row, column: str, mark: int | None) -> Html:
+    cell = row.cells.get(column)
+    if cell is None:
+        return tag("td", "")
+    if mark is None:
+        return with_interval(cell)
+    return tag("td", percent(cell.value), tag("sup", f"[{mark}]"), data_value=percent(cell.value))
+
+
+# -- by class ---------------------------------------------------------------------------------------------------------
+
+
+def classes_section(found: Collection) -> Section:
+    section = Section("classes", "By class")
+    networks = [network for network in found.networks if network.main.summary.classes]
+    if not networks:
+        section.missing("No accuracies by class", [called("evaluate", run) for run in found.runs])
+        return section
+    by_class = [network.main.summary.classes for network in networks]
+    every = list(dict.fromkeys(name for classes in by_class for name in classes))
+    kinds = list(dict.fromkeys(kind for classes in by_class for accuracies in classes.values() for kind in accuracies))
+    kinds = [kind for kind in kinds if kind != UNION] + ([UNION] if UNION in kinds else [])
+    if len(kinds) == 2 and UNION not in kinds[:1]:
+        kinds = [kind for kind in kinds if kind != UNION] or kinds
+    chosen = every if len(every) <= MOST_CLASSES else _hardest(networks, every)
+    if len(chosen) < len(every):
+        section.add(note(f"The {len(chosen)} hardest of {len(every)} classes; the rest is in summary.json of each."))
+    section.add(grid(*(_kind(section, kind, chosen, networks) for kind in kinds)))
+    section.add(note("Classes have few images each: at 50 images, chance alone moves an accuracy by 14 points or so."))
+    return section
+
+
+def _hardest(networks: Sequence[Network], every: Sequence[str]) -> list[str]:
+    def mean(name: str) -> float:
+        found = [m.value for n in networks for m in n.main.summary.classes.get(name, {}).values()]
+        return sum(found) / len(found) if found else 1.0
+
+    kept = set(sorted(every, key=mean)[:MOST_CLASSES])
+    return [name for name in every if name in kept]
+
+
+def _kind(section: Section, kind: str, classes: Sequence[str], networks: Sequence[Network]) -> Html:
+    values = {
+        network.name: {
+            name: accuracies[kind].value
+            for name, accuracies in network.main.summary.classes.items()
+            if kind in accuracies
+        }
+        for network in networks
+    }
+    rows = [(network.name, network.series, values[network.name]) for network in networks if values[network.name]]
+    words = {NATURAL: "Natural", UNION: "Union: right under every threat"}
+    title = words.get(kind, f"Under attack, {kind}")
+    body = [
+        [short(name, 60), *(_heat(values[network.name].get(name)) for network in networks)]
+        for name in classes
+    ]
+    heads = ["class", *(short(network.name, 60) for network in networks)]
+    details = numbers(table(heads, body, caption=f"{title}: accuracy (%) by class", sortable=True))
+    return section.figure(dots(file_name("classes", kind), title, classes, rows), details=details)
+
+
+def _heat(value: float | None) -> Html:
+    if value is None:
+        return tag("td", "")
+    return tag("td", f"{100 * value:.1f}", class_=f"heat b-{heat_role(value)} f-{heat_ink(value)}")
+
+
+# -- corruptions ------------------------------------------------------------------------------------------------------
+
+
+def corruptions_section(found: Collection) -> Section:
+    section = Section("corruptions", "Corruptions")
+    having = [network for network in found.networks if network.shift and network.shift.corruptions]
+    figures = [_map(section, network) for network in having]
+    if figures:
+        section.add(grid(*figures))
+        sources = {network.shift.corruptions.source for network in having if network.shift and network.shift.corruptions}
+        section.add(note(f"Accuracy in per cent by corruption and severity. Images: {names(sorted(sources))}."))
+    _sequences(section, found)
+    has = {id(network.run) for network in having}
+    if lacking := [run for run in found.runs if id(run) not in has]:
+        commands = [called("evaluate", run, "--preset", "quick", "--corruptions", "common") for run in lacking]
+        section.missing(f"No corruptions of {names([run.name for run in lacking])}", commands)
+    return section
+
+
+def _map(section: Section, network: Network) -> Html:
+    assert network.shift is not None and network.shift.corruptions is not None
+    found = network.shift.corruptions
+    cells = {
+        name.replace("_", " "): {severity: accuracy.value for severity, accuracy in entry.severities.items()}
+        | {"mean": entry.mean}
+        for name, entry in found.corruptions.items()
+    }
+    columns = list(dict.fromkeys(key for row in cells.values() for key in row))
+    rows = [[name, *(_heat(row.get(column)) for column in columns)] for name, row in cells.items()]
+    title = f"{short(network.name, 34)}: {100 * found.mean:.1f}% on average"
+    drawing = heat_map(file_name("corruptions", network.name), title, cells, x_label="severity")
+    caption = f"{short(network.name, 80)}: accuracy (%) by corruption and severity"
+    return section.figure(
+        drawing, details=numbers(table(["corruption", *columns], rows, caption=caption, sortable=True))
+    )
+
+
+def _sequences(section: Section, found: Collection) -> None:
+    """Stability over sequences of small perturbations, where it was measured."""
+    having = [network for network in found.networks if network.shift and network.shift.perturbations]
+    for network in having:
+        assert network.shift is not None and network.shift.perturbations is not None
+        rows = [
+            [name.replace("_", " "), percent(entry.accuracy), percent(entry.flip_rate)]
+            for name, entry in network.shift.perturbations.sequences.items()
+        ]
+        caption = f"{short(network.name, 80)}: sequences of small perturbations"
+        heads = ["sequence", "accuracy (%)", "flip rate (%)"]
+        section.add(folded(caption, table(heads, rows, caption=caption, sortable=True)))

@@ -1,0 +1,82 @@
+"""Drawings as SVG: with classes that the page's themes colour, or as a file with the colours of paper."""
+
+from __future__ import annotations
+
+from generalist.report.drawing import ROLES, Drawing, Path, Shape, Text
+from generalist.report.html import Html, tag
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+COLUMN_MM, PAGE_MM = 84.0, 174.0
+"""The widths of one column and of a page of a paper."""
+WIDE = 600
+"""Pixels from which on a figure is as wide as the page."""
+
+
+def inline(drawing: Drawing) -> Html:
+    """For the page: an image with its title as alternative text; colours by class."""
+    shapes = [_shape(shape, themed=True) for shape in drawing.shapes]
+    view = f"0 0 {_short(drawing.width)} {_short(drawing.height)}"
+    width, height = _short(drawing.width), _short(drawing.height)
+    return tag(
+        "svg", *shapes, viewBox=view, width=width, height=height, role="img", aria_label=drawing.title, class_="figure"
+    )
+
+
+def file_text(drawing: Drawing) -> str:
+    """A file of its own, as wide as a column or a page of a paper."""
+    shapes = [_shape(shape, themed=False) for shape in drawing.shapes]
+    millimetres = PAGE_MM if drawing.width >= WIDE else COLUMN_MM
+    height = millimetres * drawing.height / drawing.width
+    whole = tag(
+        "svg",
+        tag("title", drawing.title),
+        tag("rect", width="100%", height="100%", fill=ROLES["paper"]),
+        *shapes,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_short(drawing.width)} {_short(drawing.height)}",
+        width=f"{millimetres:g}mm",
+        height=f"{height:.2f}mm",
+        font_family=FONT,
+    )
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n'
+
+
+def _shape(shape: Shape, *, themed: bool) -> Html:
+    return _text(shape, themed=themed) if isinstance(shape, Text) else _path(shape, themed=themed)
+
+
+def _path(path: Path, *, themed: bool) -> Html:
+    points = " ".join(f"{_short(x)},{_short(y)}" for x, y in path.points)
+    attributes: dict[str, str | float | None] = {"points": points}
+    if themed:
+        classes = [f"s-{path.stroke}"] if path.stroke else []
+        classes.append(f"f-{path.fill}" if path.fill else "f-none")
+        attributes["class_"] = " ".join(classes)
+        attributes["data_tip"] = path.tip or None
+        attributes["data_method"] = path.method or None
+    else:
+        attributes["stroke"] = ROLES[path.stroke] if path.stroke else None
+        attributes["fill"] = ROLES[path.fill] if path.fill else "none"
+    if path.stroke:
+        attributes["stroke_width"] = _short(path.width)
+        attributes["stroke_dasharray"] = path.dash or None
+        attributes["stroke_linejoin"] = "round"
+    return tag("polygon" if path.closed else "polyline", **attributes)
+
+
+def _text(text: Text, *, themed: bool) -> Html:
+    x, y = _short(text.x), _short(text.y)
+    attributes: dict[str, str | float | None] = {"x": x, "y": y, "font_size": _short(text.size)}
+    attributes["text_anchor"] = text.anchor if text.anchor != "start" else None
+    attributes["font_weight"] = "600" if text.bold else None
+    attributes["transform"] = f"rotate(-90 {x} {y})" if text.turned else None
+    if themed:
+        attributes["class_"] = f"f-{text.role}"
+        attributes["data_method"] = text.method or None
+    else:
+        attributes["fill"] = ROLES[text.role]
+    return tag("text", text.text, **attributes)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
