@@ -64,6 +64,7 @@ COMMANDS = {
         "--trust-code",
     },
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
+    "report": {"RUNS", "--out", "--figures", "--formats", "--images", "--device", "--trust-code"},
     "bench train": {
         "--recipe",
         "--set",

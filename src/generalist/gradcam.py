@@ -10,9 +10,7 @@ from generalist.models.activation_maps import class_activation_maps
 from generalist.tensors.modes import frozen
 
 
-def gradcam(
-    model: nn.Module, images: Tensor, target: int | Tensor | None = None, layer: str | None = None
-) -> Tensor:
+def gradcam(model: nn.Module, images: Tensor, target: int | Tensor | None = None, layer: str | None = None) -> Tensor:
     """The evidence for a class at every pixel, >= 0, [B, H, W], of images [B, C, H, W] in [0, 1].
 
     `target` is a class for all images or one for each, [B]; left out, the class that the model names. `layer` is the
@@ -45,5 +43,7 @@ def _targets(target: int | Tensor, model: nn.Module, x: Tensor) -> Tensor:
     if y.dtype.is_floating_point or y.dtype == torch.bool or y.shape != (len(x),):
         raise GeneralistError(f"target must be a class, or one for each of the {len(x)} images, not {target!r:.80}")
     if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise GeneralistError(f"target: the model tells {classes} classes apart, 0 to {classes - 1}, not {target!r:.80}")
+        raise GeneralistError(
+            f"target: the model tells {classes} classes apart, 0 to {classes - 1}, not {target!r:.80}"
+        )
     return y.long()

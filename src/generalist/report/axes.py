@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from generalist.report.drawing import Anchor, Drawing, Text, text_width
+from generalist.report.drawing import Anchor, Drawing, Path, Text, text_width
 
 LABEL = 11.0
 """Size of small text, in pixels."""
@@ -53,24 +53,18 @@ class Axes:
 
     def label(self, x: float, y: float, text: str, *, role: str, method: str = "", bold: bool = False) -> bool:
         """Text beside a point, on the first side where there is room; whether there was any."""
-        size = LABEL
-        width, height = text_width(text, size), size
-        places: list[tuple[float, float, Anchor]] = [
-            (9, 4, "start"),
-            (-9, 4, "end"),
-            (0, -9, "middle"),
-            (0, 18, "middle"),
-            (8, -8, "start"),
-            (8, 15, "start"),
-            (-8, -8, "end"),
-            (-8, 15, "end"),
-        ]
-        for dx, dy, anchor in places:
-            left = x + dx - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
-            box = (left, y + dy - height, left + width, y + dy + 2)
-            if self._inside(box) and not any(_overlap(box, other) for other in self.taken):
+        width, height = text_width(text, LABEL), LABEL
+        for distance in (8, 20, 34):
+            for dx, dy, anchor in _sides(distance):
+                left = x + dx - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+                box = (left, y + dy - height, left + width, y + dy + 2)
+                if not self._inside(box) or any(_overlap(box, other) for other in self.taken):
+                    continue
                 self.taken.append(box)
-                self.drawing.shapes.append(Text(x + dx, y + dy, text, size, role, anchor, bold, method=method))
+                if distance > 8:  # far from its point: a thin line leads there
+                    end = (x + dx, y + dy + (3 if dy < 0 else -height))
+                    self.drawing.shapes.append(Path([(x, y), end], stroke=role, width=0.6, method=method))
+                self.drawing.shapes.append(Text(x + dx, y + dy, text, LABEL, role, anchor, bold, method=method))
                 return True
         return False
 
@@ -80,6 +74,21 @@ class Axes:
     def _inside(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = box
         return left >= self.x.start and right <= self.x.end and top >= self.y.end and bottom <= self.y.start
+
+
+def _sides(distance: float) -> list[tuple[float, float, Anchor]]:
+    """Where a label may begin, end or have its middle; beside the arms of error bars first."""
+    far = distance + 7
+    return [
+        (distance, -distance, "start"),
+        (distance, far, "start"),
+        (-distance, -distance, "end"),
+        (-distance, far, "end"),
+        (distance + 2, 4, "start"),
+        (-distance - 2, 4, "end"),
+        (0, -distance - 2, "middle"),
+        (0, far + 3, "middle"),
+    ]
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

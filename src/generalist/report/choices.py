@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from generalist.compare import Cell, Row
@@ -12,6 +12,7 @@ from generalist.report.runs import Network
 from generalist.report.section import names
 
 AUTOATTACK = "aa"
+NORMS = ("linf", "l2", "l1")
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,29 @@ class Choice:
         return f"{attack}, {self.threat}"
 
 
+def ranked(columns: Iterable[str]) -> list[str]:
+    """Natural first, then threats by norm, AutoAttack last of each, then unions: files keep them by the alphabet."""
+    return sorted(dict.fromkeys(columns), key=_rank)
+
+
+def _rank(column: str) -> tuple[int, str, int, str]:
+    bare = column.partition(":")[0] in NORMS  # a threat without an attack; mind the fraction in linf:8/255
+    attack, _, threat = ("", "", column) if bare else column.partition("/")
+    norm = threat.partition(":")[0]
+    if column == NATURAL:
+        return 0, "", 0, ""
+    if norm in NORMS and ":" in threat:
+        return 1 + NORMS.index(norm), threat, int(attack.startswith(AUTOATTACK)), attack
+    return 9, "", 0, column
+
+
 def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
     """By threat, then attack."""
     found: dict[str, dict[str, Cell]] = {}
-    for column, cell in row.cells.items():
+    for column in ranked(row.cells):
         attack, slash, threat = column.partition("/")
         if slash and column != NATURAL and ":" in threat:
-            found.setdefault(threat, {})[attack] = cell
+            found.setdefault(threat, {})[attack] = row.cells[column]
     return found
 
 

@@ -75,6 +75,8 @@ class Drawing:
     width: float
     height: float
     shapes: list[Shape] = field(default_factory=list)
+    stretched: bool = False
+    """Whether the page may change its proportions."""
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, role: str = "grid", width: float = 1.0) -> None:
         self.shapes.append(Path([(x1, y1), (x2, y2)], stroke=role, width=width))
@@ -85,8 +87,19 @@ class Drawing:
         corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
         self.shapes.append(Path(corners, stroke=stroke, fill=fill, closed=True, tip=tip))
 
-    def text(self, x: float, y: float, text: str, **more: object) -> None:
-        self.shapes.append(Text(x, y, text, **more))  # type: ignore[arg-type]
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 12.0,
+        role: str = "soft",
+        anchor: Anchor = "start",
+        bold: bool = False,
+        turned: bool = False,
+    ) -> None:
+        self.shapes.append(Text(x, y, text, size, role, anchor, bold, turned))
 
     def mark(
         self,
@@ -97,14 +110,16 @@ class Drawing:
         role: str,
         size: float = 5.0,
         hollow: bool = False,
+        edge: str = "paper",
         tip: str = "",
         method: str = "",
     ) -> None:
         """A point of a scatter plot, `size` from its middle to its edge."""
         outline = [(x + size * dx, y + size * dy) for dx, dy in _OUTLINES[kind]]
         fill = "paper" if hollow else role
-        edge = role if hollow else "paper"
-        self.shapes.append(Path(outline, stroke=edge, width=1.4, fill=fill, closed=True, tip=tip, method=method))
+        self.shapes.append(
+            Path(outline, stroke=role if hollow else edge, width=1.4, fill=fill, closed=True, tip=tip, method=method)
+        )
 
 
 def _circle() -> list[tuple[float, float]]:

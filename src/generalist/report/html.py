@@ -113,8 +113,9 @@ def _cell(cell: Content) -> Html:
     return cell if isinstance(cell, Html) and cell.startswith("<td") else tag("td", cell)
 
 
-def folded(summary: str, *children: Content | Iterable[Content], opened: bool = False) -> Html:
-    return tag("details", tag("summary", summary), *children, open=opened)
+def folded(summary: str, *children: Content | Iterable[Content], opened: bool = False, group: bool = False) -> Html:
+    """What opens when its summary is chosen. A group is one of several that fill a section."""
+    return tag("details", tag("summary", summary), *children, open=opened, class_="group" if group else None)
 
 
 def command(text: str) -> Html:

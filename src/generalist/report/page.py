@@ -129,7 +129,7 @@ def render(found: Collection, sections: Sequence[Section]) -> str:
         tag("title", title),
         tag("style", style),
     )
-    links = [tag("a", section.title, href=f"#{section.key}") for section in sections]
+    links = [tag("a", section.menu or section.title, href=f"#{section.key}") for section in sections]
     top = tag(
         "header",
         tag("nav", *links, aria_label="Sections"),

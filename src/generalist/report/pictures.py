@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 MAX_SIDE = 64
 """Pixels of a picture's longer side inside the page; larger images are made smaller."""
-SHOWN = 84
+SHOWN = 80
 """Pixels of a picture on the screen."""
 MOST_BYTES = 1 << 28
 """More than any examples take: a file that unpacks to more is damaged, or means harm."""
@@ -63,10 +63,13 @@ def _checked(arrays: dict[str, npt.NDArray[Any]]) -> Examples:
         kinds = "f" if name in {"clean", "adversarial"} else "U" if name in {"threat", "attack"} else "iu"
         if len(array) != count or array.dtype.kind not in kinds or (kinds != "f" and array.ndim != 1):
             raise ValueError(f"{name} is not what it should be")
-    numbers = {name: arrays[name].astype(np.int64) for name in arrays if arrays[name].dtype.kind in "iu"}
-    images = {name: np.nan_to_num(arrays[name].astype(np.float32)).clip(0, 1) for name in ("clean", "adversarial")}
-    words = {name: [str(word) for word in arrays[name]] for name in ("threat", "attack")}
-    return Examples(**numbers, **images, **words)
+    values: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            values[name] = np.nan_to_num(array.astype(np.float32)).clip(0, 1)
+        else:
+            values[name] = [str(word) for word in array] if array.dtype.kind == "U" else array.astype(np.int64)
+    return Examples(**values)
 
 
 def picture(image: Floats, alt: str) -> Html:

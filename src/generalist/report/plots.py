@@ -78,6 +78,20 @@ def thinned(items: Sequence[T], most: int) -> list[T]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
+def mark_legend(drawing: Drawing, entries: Sequence[tuple[str, int]], y: float) -> float:
+    """Names beside their marks, in as many rows as they need below y; where they end."""
+    x = 12.0
+    for name, series in entries:
+        shown = name[:40]
+        needed = 14 + text_width(shown, LABEL) + 12
+        if x > 12 and x + needed > drawing.width:
+            x, y = 12.0, y + 16
+        drawing.mark(x, y - 4, series_mark(series), role=series_role(series), size=4.4)
+        drawing.text(x + 10, y, shown, size=LABEL)
+        x += needed
+    return y + 8
+
+
 # -- the simplex ------------------------------------------------------------------------------------------------------
 
 
@@ -93,8 +107,8 @@ class Corner:
 
 def simplex(name: str, title: str, learners: Sequence[str], points: Sequence[Corner], own: Sequence[float]) -> Drawing:
     """The triangle of shares, each point coloured by an accuracy from the lowest to the highest of them."""
-    drawing = Drawing(name, f"{title} over the shares of {', '.join(learners)}", 340, 330)
-    corners = ((170.0, 52.0), (308.0, 272.0), (32.0, 272.0))
+    drawing = Drawing(name, f"{title} over the shares of {', '.join(learners)}", 340, 352)
+    corners = ((170.0, 60.0), (308.0, 272.0), (32.0, 272.0))
     drawing.text(14, 18, title, size=13, role="ink", bold=True)
     drawing.shapes.append(Path(corners, stroke="mark", closed=True))
     low, high = min(p.value for p in points), max(p.value for p in points)
@@ -102,17 +116,17 @@ def simplex(name: str, title: str, learners: Sequence[str], points: Sequence[Cor
     for point in points:
         x, y = _barycentric(corners, point.shares)
         share = (point.value - low) / (high - low) if high > low else 0.5
-        drawing.mark(x, y, "circle", role=heat_role(share), size=size, tip=point.tip)
+        drawing.mark(x, y, "circle", role=heat_role(share), size=size, edge="mark", tip=point.tip)
         if point.pareto:
             ring = [(x + (size + 2.4) * math.cos(a), y + (size + 2.4) * math.sin(a)) for a in _ANGLES]
             drawing.shapes.append(Path(ring, stroke="ink", width=1.2, closed=True))
     x, y = _barycentric(corners, own)
     drawing.mark(x, y, "cross", role="c1", size=5, tip="the run's own shares")
     names = [learner[:24] for learner in learners]
-    drawing.text(corners[0][0], 40, names[0], role="ink", anchor="middle")
-    drawing.text(min(corners[1][0], 332 - text_width(names[1], 12) / 2), 294, names[1], role="ink", anchor="middle")
-    drawing.text(max(corners[2][0], 8 + text_width(names[2], 12) / 2), 294, names[2], role="ink", anchor="middle")
-    _colour_bar(drawing, 95, 308, 150, f"{low:.1f}", f"{high:.1f}")
+    drawing.text(corners[0][0], 38, names[0], role="ink", anchor="middle")
+    drawing.text(min(corners[1][0], 332 - text_width(names[1], 12) / 2), 303, names[1], role="ink", anchor="middle")
+    drawing.text(max(corners[2][0], 8 + text_width(names[2], 12) / 2), 303, names[2], role="ink", anchor="middle")
+    _colour_bar(drawing, 95, 326, 150, f"{low:.1f}", f"{high:.1f}")
     return drawing
 
 
@@ -127,6 +141,7 @@ def _barycentric(corners: Sequence[tuple[float, float]], shares: Sequence[float]
 def _colour_bar(drawing: Drawing, x: float, y: float, width: float, low: str, high: str) -> None:
     for i in range(len(HEAT)):
         drawing.box(x + i * width / len(HEAT), y, width / len(HEAT), 9, fill=f"h{i}")
+    drawing.shapes.append(Path([(x, y), (x + width, y), (x + width, y + 9), (x, y + 9)], stroke="mark", closed=True))
     drawing.text(x - 6, y + 9, low, size=LABEL, anchor="end")
     drawing.text(x + width + 6, y + 9, high, size=LABEL)
 
@@ -161,10 +176,13 @@ def heat_map(name: str, title: str, cells: Mapping[str, Mapping[str, float]], *,
 # -- by class ---------------------------------------------------------------------------------------------------------
 
 
-def dots(name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str, int, Mapping[str, float]]]) -> Drawing:
+def dots(
+    name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str, int, Mapping[str, float]]]
+) -> Drawing:
     """One line a class, one mark a network: accuracy in per cent. Rows are name, series and accuracy by class."""
-    step, left, top = 19.0, 96.0, 34.0
+    step, left, top = max(19.0, 8.0 + 3.2 * len(rows)), 96.0, 34.0
     drawing = Drawing(name, f"{title} by class", 360, top + step * len(classes) + 36)
+    height = mark_legend(drawing, [(row, series) for row, series, _ in rows], drawing.height + 14)
     drawing.text(4, 17, title, size=13, role="ink", bold=True)
     x = Scale(0, 100, left, drawing.width - 16)
     bottom = top + step * len(classes)
@@ -177,13 +195,15 @@ def dots(name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str
         found = [values[label] for _, _, values in rows if label in values]
         if found:
             drawing.line(x(100 * min(found)), y, x(100 * max(found)), y, role="mark")
-        for row, series, values in rows:
+        for place, (row, series, values) in enumerate(rows):
             if label in values:
+                lifted = y + 3.0 * (place - (len(rows) - 1) / 2)
                 tip = f"{row}, {label}: {100 * values[label]:.1f}%"
                 drawing.mark(
-                    x(100 * values[label]), y, series_mark(series), role=series_role(series), size=4.4, tip=tip
+                    x(100 * values[label]), lifted, series_mark(series), role=series_role(series), size=4.4, tip=tip
                 )
     drawing.text((left + drawing.width - 16) / 2, drawing.height - 6, "accuracy (%)", size=12, anchor="middle")
+    drawing.height = height
     return drawing
 
 
@@ -192,7 +212,7 @@ def dots(name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str
 
 def interval(title: str, value: float, low: float | None, high: float | None) -> Drawing:
     """An accuracy from 0 to 1 as a bar, and its interval as a thin line."""
-    drawing = Drawing("interval", title, 200, 12)
+    drawing = Drawing("interval", title, 200, 12, stretched=True)
     drawing.box(0, 4, 200, 4, fill="grid")
     drawing.box(0, 4, 200 * value, 4, fill="c0")
     if low is not None and high is not None:

@@ -11,12 +11,10 @@ from typing import Any, BinaryIO
 from generalist.core.errors import GeneralistError
 from generalist.core.files import atomic_write, write_text
 from generalist.report.drawing import ROLES, Drawing, Path, Text
-from generalist.report.svg import COLUMN_MM, PAGE_MM, WIDE, file_text
+from generalist.report.svg import MILLIMETRES, file_text
 
 FORMATS = ("svg", "pdf", "png")
 DPI = 300
-_POINTS = 72 / 25.4
-"""Typographic points in a millimetre."""
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -60,12 +58,11 @@ def _matplotlib() -> Any:
 
 def _write_printed(path: FilePath, drawing: Drawing, form: str) -> None:
     matplotlib = _matplotlib()
-    millimetres = PAGE_MM if drawing.width >= WIDE else COLUMN_MM
-    inches = millimetres / 25.4
-    scale = millimetres * _POINTS / drawing.width  # points in a pixel of the drawing
+    size = (MILLIMETRES * drawing.width / 25.4, MILLIMETRES * drawing.height / 25.4)
+    scale = 72 * MILLIMETRES / 25.4  # points in a pixel of the drawing
     # Fonts as outlines that can be selected; no date inside, so that the same figure is the same file.
     with matplotlib.rc_context({"pdf.fonttype": 42, "font.family": "sans-serif"}):
-        figure = matplotlib.figure.Figure(figsize=(inches, inches * drawing.height / drawing.width))
+        figure = matplotlib.figure.Figure(figsize=size)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, drawing.width)
         axes.set_ylim(drawing.height, 0)
@@ -115,6 +112,6 @@ def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
         va="baseline",
         rotation=90 if text.turned else 0,
         rotation_mode="anchor",
-        fontweight="semibold" if text.bold else "normal",
+        fontweight="bold" if text.bold else "normal",
         zorder=order,
     )

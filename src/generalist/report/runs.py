@@ -207,9 +207,7 @@ def collect(paths: Sequence[Path], *, trust_code: bool = False) -> Collection:
     if len(set(resolved)) < len(paths):
         twice = next(path for i, path in enumerate(paths) if resolved[i] in resolved[:i])
         raise GeneralistError(f"{twice} is named twice: name each run once")
-    runs = [
-        _run(path, name, trust_code=trust_code) for path, name in zip(paths, unique_names(resolved), strict=True)
-    ]
+    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, unique_names(resolved), strict=True)]
     networks: list[Network] = []
     for run in runs:
         networks += _networks(run, first=len(networks), trust_code=trust_code)
@@ -263,7 +261,7 @@ def _networks(run: Run, *, first: int, trust_code: bool) -> list[Network]:
     if not files:
         return []
     evaluations = [_evaluated(path) for path in files]
-    networks = []
+    networks: list[Network] = []
     for row in rows_of(run.path, trust_code=trust_code):
         own = [found for found in evaluations if found.summary.subject == row.subject]
         own.sort(key=lambda found: (-found.summary.samples, found.folder.name))

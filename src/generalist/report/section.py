@@ -20,6 +20,8 @@ class Section:
     key: str
     """Its anchor."""
     title: str
+    menu: str = ""
+    """A shorter title, for the menu."""
     parts: list[Html] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
     """Those in `parts`, for files of their own."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from generalist.compare import Comparison, Row, published
 from generalist.evaluation.accuracy import NATURAL
+from generalist.report.choices import ranked
 from generalist.report.drawing import heat_ink, heat_role
 from generalist.report.html import Html, folded, short, table, tag
 from generalist.report.plots import dots, heat_map
@@ -22,14 +23,14 @@ UNION = "union"
 
 
 def attacks_section(found: Collection) -> Section:
-    section = Section("attacks", "Attack by attack")
+    section = Section("attacks", "Attack by attack", "Attacks")
     if not found.networks:
         section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
         return section
     named = {id(network.row): network.name for network in found.networks}
     ours = [network.row for network in found.networks]
     rows = [*ours, *published(ours)]
-    columns = list(dict.fromkeys(column for row in ours for column in row.cells))
+    columns = ranked(column for row in ours for column in row.cells)
     comparison = Comparison(rows, columns)
     marks = comparison.marks()
     body = [
@@ -64,22 +65,25 @@ def _figure(row: Row, column: str, mark: int | None) -> Html:
 
 
 def classes_section(found: Collection) -> Section:
-    section = Section("classes", "By class")
+    section = Section("classes", "By class", "Classes")
     networks = [network for network in found.networks if network.main.summary.classes]
     if not networks:
         section.missing("No accuracies by class", [called("evaluate", run) for run in found.runs])
         return section
     by_class = [network.main.summary.classes for network in networks]
     every = list(dict.fromkeys(name for classes in by_class for name in classes))
-    kinds = list(dict.fromkeys(kind for classes in by_class for accuracies in classes.values() for kind in accuracies))
-    kinds = [kind for kind in kinds if kind != UNION] + ([UNION] if UNION in kinds else [])
-    if len(kinds) == 2 and UNION not in kinds[:1]:
-        kinds = [kind for kind in kinds if kind != UNION] or kinds
+    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)
+    if len(kinds) <= 3:  # of one threat the union is that threat, and of none the natural accuracy
+        kinds = [kind for kind in kinds if kind != UNION]
     chosen = every if len(every) <= MOST_CLASSES else _hardest(networks, every)
     if len(chosen) < len(every):
         section.add(note(f"The {len(chosen)} hardest of {len(every)} classes; the rest is in summary.json of each."))
     section.add(grid(*(_kind(section, kind, chosen, networks) for kind in kinds)))
-    section.add(note("Classes have few images each: at 50 images, chance alone moves an accuracy by 14 points or so."))
+    measured = [m for classes in by_class for accuracies in classes.values() for m in accuracies.values()]
+    fewest = min(m.total for m in measured)
+    widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
+    text = f"Classes have few images, {fewest} or more: 95% intervals reach {100 * widest:.0f} points to either side."
+    section.add(note(text))
     return section
 
 
@@ -104,10 +108,7 @@ def _kind(section: Section, kind: str, classes: Sequence[str], networks: Sequenc
     rows = [(network.name, network.series, values[network.name]) for network in networks if values[network.name]]
     words = {NATURAL: "Natural", UNION: "Union: right under every threat"}
     title = words.get(kind, f"Under attack, {kind}")
-    body = [
-        [short(name, 60), *(_heat(values[network.name].get(name)) for network in networks)]
-        for name in classes
-    ]
+    body = [[short(name, 60), *(_heat(values[network.name].get(name)) for network in networks)] for name in classes]
     heads = ["class", *(short(network.name, 60) for network in networks)]
     details = numbers(table(heads, body, caption=f"{title}: accuracy (%) by class", sortable=True))
     return section.figure(dots(file_name("classes", kind), title, classes, rows), details=details)
@@ -128,7 +129,9 @@ def corruptions_section(found: Collection) -> Section:
     figures = [_map(section, network) for network in having]
     if figures:
         section.add(grid(*figures))
-        sources = {network.shift.corruptions.source for network in having if network.shift and network.shift.corruptions}
+        sources = {
+            network.shift.corruptions.source for network in having if network.shift and network.shift.corruptions
+        }
         section.add(note(f"Accuracy in per cent by corruption and severity. Images: {names(sorted(sources))}."))
     _sequences(section, found)
     has = {id(network.run) for network in having}

@@ -18,17 +18,17 @@ MOST_MEMBERS = 12
 
 
 def gallery_section(found: Collection, records: Sequence[Recorded], *, each: int) -> Section:
-    section = Section("gallery", "Adversarial images")
+    section = Section("gallery", "Adversarial images", "Images")
     showing = [entry for entry in records if entry.examples is not None and len(entry.examples.index)]
     strips = sum(len(set(entry.examples.threat)) for entry in showing if entry.examples)
     most = max(1, min(each, MOST_PAIRS // max(1, strips)))
     for number, entry in enumerate(showing):
-        section.add(folded(short(entry.network.name, 80), *_strips(entry, most), opened=number == 0))
+        section.add(folded(short(entry.network.name, 80), *_strips(entry, most), opened=number == 0, group=True))
     if showing:
         section.add(
             note(
-                "Each row: the image, its adversarial version, and their difference scaled to its largest change (grey: "
-                "none). Below: the true class, and what the network says of both."
+                "Each row: the image, its adversarial version, and their difference scaled to its largest change "
+                "(grey: none). Below: the true class, and what the network says of both."
             )
         )
     has = {id(entry.network.run) for entry in showing}
@@ -48,7 +48,9 @@ def _strips(entry: Recorded, most: int) -> list[Html]:
         positions = [i for i, name in enumerate(examples.threat) if name == threat][:most]
         attack = examples.attack[positions[0]]
         triples = [_triple(entry, i) for i in positions]
-        strips.append(join(tag("h3", f"{short(threat, 40)}, {short(attack, 40)}"), tag("div", *triples, class_="strip")))
+        strips.append(
+            join(tag("h3", f"{short(threat, 40)}, {short(attack, 40)}"), tag("div", *triples, class_="strip"))
+        )
     return strips
 
 
@@ -75,7 +77,7 @@ def _triple(entry: Recorded, i: int) -> Html:
 def disagreement_section(
     found: Collection, records: Sequence[Recorded], *, most: int, device: str, trust_code: bool
 ) -> Section:
-    section = Section("disagreements", "Right here, wrong there")
+    section = Section("disagreements", "Right here, wrong there", "Disagreements")
     compared = disagreements(records, most=most, device=device, trust_code=trust_code) if most else None
     if compared is None:
         if most:
@@ -88,11 +90,11 @@ def disagreement_section(
         title = "Natural images" if kind == NATURAL else f"Under attack, {kind}"
         cases = [_case(case) for case in compared.cases if case.kind == kind]
         strip = tag("div", *cases, class_="strip") if cases else note("No image of these is kept, or none differs.")
-        section.add(folded(title, strip, _counts(compared, kind, title), opened=number == 0))
+        section.add(folded(title, strip, _counts(compared, kind, title), opened=number == 0, group=True))
     section.add(
         note(
-            "Each row: the image (under attack, the one that fools the second network), and where each of the two looks "
-            "when it names its class (Grad-CAM; yellow: most)."
+            "Each row: the image (under attack, the one that fools the second network), and where each of the two "
+            "looks when it names its class (Grad-CAM; yellow: most)."
         )
     )
     section.parts += [note(short(text)) for text in compared.notes[:8]]
@@ -124,9 +126,7 @@ def _laid_over(image: Floats, evidence: Floats, network: str) -> Html:
 def _counts(compared: Disagreements, kind: str, title: str) -> Html:
     members = list(enumerate(compared.members))[:MOST_MEMBERS]
     heads = ["right \\ wrong", *(short(network.name, 40) for _, network in members)]
-    rows = [
-        [short(network.name, 40), *(_count(compared, kind, a, b) for b, _ in members)] for a, network in members
-    ]
+    rows = [[short(network.name, 40), *(_count(compared, kind, a, b) for b, _ in members)] for a, network in members]
     caption = f"{title}: images that the row's network gets right and the column's wrong"
     return folded("How many", table(heads, rows, caption=caption))
 

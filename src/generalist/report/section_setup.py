@@ -26,18 +26,30 @@ def recipes_section(found: Collection) -> Section:
     section = Section("recipes", "Recipes")
     fields = [_flat(run.recipe.model_dump(mode="json")) for run in found.runs]
     if len(fields) > 1:
-        keys = list(dict.fromkeys(key for entry in fields for key in entry))
-        differing = [key for key in keys if len({entry.get(key, "") for entry in fields}) > 1]
-        rows = [[tag("code", short(key, 120)), *(short(entry.get(key, ""), MOST_VALUE) for entry in fields)] for key in differing]
+        keys = list(dict.fromkeys(["learners", *(key for entry in fields for key in entry)]))
+        for run, entry in zip(found.runs, fields, strict=True):
+            entry["learners"] = ", ".join(learner.name for learner in run.recipe.learners)
+        differing = [key for key in keys if _differs(key, fields)]
+        rows = [
+            [tag("code", short(key, 120)), *(short(entry.get(key, ""), MOST_VALUE) for entry in fields)]
+            for key in differing
+        ]
         heads = ["field", *(short(run.name, 80) for run in found.runs)]
         if rows:
-            caption = f"The {len(rows)} fields in which the recipes differ, of {len(keys)}. Empty: the recipe has no such."
+            caption = f"The {len(rows)} fields, of {len(keys)}, in which the recipes differ. Empty: not in this recipe."
             section.add(table(heads, rows, caption=caption, classes="words"))
         else:
             section.add(note("The recipes do not differ."))
     for run in found.runs:
         section.add(folded(f"{short(run.name, 80)}: every field", tag("pre", to_yaml(run.recipe), tabindex=0)))
     return section
+
+
+def _differs(key: str, fields: Sequence[dict[str, str]]) -> bool:
+    """A learner that a recipe does not have is told in the row of the learners, not in each of its fields."""
+    values = {entry[key] for entry in fields if key in entry}
+    everywhere = key.startswith("learners.") or all(key in entry for entry in fields)
+    return len(values) > 1 or not everywhere
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
@@ -61,8 +73,8 @@ def _text(value: Any) -> str:
 
 
 def environment_section(found: Collection, command: Sequence[str]) -> Section:
-    section = Section("environment", "Environment and commands")
-    rows = [[key, *(_entry(run.environment.get(key)) for run in found.runs)] for key in KEYS]
+    section = Section("environment", "Environment and commands", "Environment")
+    rows = [[key, *(_entry(key, run.environment.get(key)) for run in found.runs)] for key in KEYS]
     data = list(dict.fromkeys(name for run in found.runs for name in _data(run)))
     rows += [
         [f"data: {short(name, 40)} (SHA-256)", *(_data(run).get(name, "–")[:16] for run in found.runs)] for name in data
@@ -71,12 +83,14 @@ def environment_section(found: Collection, command: Sequence[str]) -> Section:
     section.add(table(heads, rows, caption="What the runs ran on", classes="words"))
     lines = [line for run in found.runs for line in _commands(found, run)]
     lines.append(shlex.join(["generalist", "report", *command]))
-    section.add(tag("h3", "Commands"), tag("pre", "\n".join(lines), tabindex=0, aria_label="Commands"))
+    section.add(tag("h3", "Commands"), tag("pre", "\n".join(lines), class_="wrap"))
     section.add(note(f"Made by generalist {__version__}. The page holds everything it shows; it loads nothing."))
     return section
 
 
-def _entry(value: Any) -> str:
+def _entry(key: str, value: Any) -> str:
+    if key == "commit" and value is not None:
+        return str(value)[:12]
     return "–" if value is None else short(str(value), MOST_VALUE)
 
 

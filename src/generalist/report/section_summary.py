@@ -6,11 +6,13 @@ from generalist.compare import UNION_MEAN, UNION_WORST, Cell
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.choices import AUTOATTACK, strongest, threats_of
 from generalist.report.drawing import Drawing, series_mark, series_role
-from generalist.report.html import Html, join, short, tag
+from generalist.report.html import Html, short, tag
 from generalist.report.plots import interval
 from generalist.report.runs import Collection, Network
 from generalist.report.section import Section, called, note, percent
 from generalist.report.svg import inline
+
+MOST_WARNINGS = 20
 
 
 def summary_section(found: Collection) -> Section:
@@ -19,10 +21,16 @@ def summary_section(found: Collection) -> Section:
         section.add(tag("div", *(_card(network) for network in found.networks), class_="cards"))
         section.add(
             note(
-                "Accuracy in per cent on test images, with Wilson's 95% interval. An image counts as right under attack "
-                "where no attack that was run changes the answer: stronger attacks can only lower the number."
+                "Accuracy in per cent on test images, with Wilson's 95% interval. An image counts as right under "
+                "attack where no attack that was run changes the answer: stronger attacks can only lower the number."
             )
         )
+    warned = [(network.name, text) for network in found.networks for text in network.main.summary.warnings]
+    if warned:
+        entries = [
+            tag("li", tag("strong", short(name, 60)), f": {short(text)}") for name, text in warned[:MOST_WARNINGS]
+        ]
+        section.add(tag("ul", *entries, class_="warning", aria_label="Warnings"))
     if runs := found.without_evaluation():
         text = f"{', '.join(run.name for run in runs)}: no evaluation"
         section.missing(text, [called("evaluate", run) for run in runs])
@@ -41,20 +49,18 @@ def _card(network: Network) -> Html:
     figures = [_figure("natural", row.cells[NATURAL])] if NATURAL in row.cells else []
     for threat, attacks in threats_of(row).items():
         attack, cell = strongest(attacks)
-        what = "AutoAttack" if attack == AUTOATTACK else f"{attack}, the strongest that was run"
+        what = "AutoAttack" if attack == AUTOATTACK else f"{attack}, strongest run"
         figures.append(_figure(threat, cell, what))
     if UNION_WORST in row.cells:
-        figures.append(_figure("union", row.cells[UNION_WORST], "right under every threat"))
+        figures.append(_figure("union", row.cells[UNION_WORST], "every threat withstood"))
     if UNION_MEAN in row.cells:
         figures.append(_figure("mean over threats", row.cells[UNION_MEAN], "the papers' union"))
-    warnings = [tag("p", short(text), class_="warning") for text in network.main.summary.warnings[:3]]
     about = f"{row.method} · {row.dataset} · {row.model}"
     return tag(
         "article",
         tag("h3", swatch(network.series), short(network.name, 80)),
         tag("p", short(about, 120), class_="about"),
         tag("dl", *figures),
-        *warnings,
         class_="card",
         data_method=row.method,
     )
@@ -64,9 +70,10 @@ def _figure(name: str, cell: Cell, what: str = "") -> Html:
     title = f"{name}: {percent(cell.value)}%"
     if cell.low is not None and cell.high is not None:
         title += f", 95% interval {percent(cell.low)} to {percent(cell.high)}"
-        small = f"{percent(cell.low)} to {percent(cell.high)}"
+        bounds = f"{percent(cell.low)} to {percent(cell.high)}"
     else:
-        small = ""
-    value = tag("dd", tag("strong", percent(cell.value)), " ", tag("small", small))
+        bounds = ""
+    value = tag("dd", tag("strong", percent(cell.value)))
+    about = tag("dd", tag("small", what), tag("small", bounds), class_="small")
     bar = tag("dd", inline(interval(title, cell.value, cell.low, cell.high)), class_="bar")
-    return join(tag("div", tag("dt", name, tag("small", f" {what}") if what else None), value, bar))
+    return tag("div", tag("dt", name), value, about, bar)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from generalist.compare import Row, paper_rows
 from generalist.dial import Measured, Point
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import Choice, choose
+from generalist.report.choices import Choice, choose, ranked
 from generalist.report.html import Html, short, table, tag
 from generalist.report.planes import Spot, Way, plane
 from generalist.report.plots import Corner, simplex
@@ -34,6 +34,8 @@ def tradeoff_section(found: Collection) -> Section:
     if pairs:
         section.add(_filter(found, papers))
         section.add(grid(*(_plane(section, key, found, papers, x, y) for key, x, y in pairs)))
+    if pairs:
+        section.add(note("Bars are 95% intervals. Hollow marks at the edge lie outside, at the figures beside them."))
     for choice in (linf, l2):
         if choice and choice.note:
             section.add(note(choice.note))
@@ -69,16 +71,20 @@ def _plane(section: Section, key: str, found: Collection, papers: Sequence[Row],
     drawing = plane(f"tradeoff-{key}", title, x[2], y[2], here, ways)
     heads = ["network", "method", "source", x[2], y[2]]
     rows = [
-        [short(s.name, 80), s.method, "ours" if s.series is not None else s.about.split("\n")[0], f"{s.x:.2f}", f"{s.y:.2f}"]
+        [
+            short(s.name, 80),
+            s.method,
+            "ours" if s.series is not None else s.about.split("\n")[0],
+            f"{s.x:.2f}",
+            f"{s.y:.2f}",
+        ]
         for s in here
     ]
     methods = [spot.method for spot in here]
     for way in ways:
         rows += [[f"{way.name}: {tip}", way.method, "dial", f"{px:.2f}", f"{py:.2f}"] for px, py, tip in way.points]
         methods += [way.method] * len(way.points)
-    return section.figure(
-        drawing, details=numbers(table(heads, rows, caption=title, sortable=True, methods=methods))
-    )
+    return section.figure(drawing, details=numbers(table(heads, rows, caption=title, sortable=True, methods=methods)))
 
 
 def _spot(row: Row, name: str, series: int | None, x: Axis, y: Axis) -> Spot | None:
@@ -150,15 +156,15 @@ def dial_section(found: Collection) -> Section | None:
     runs = [run for run in found.runs if len(run.recipe.learners) == 3 or (run.curve and len(run.curve.own_gamma) == 3)]
     if not runs:
         return None
-    section = Section("dial", "The dial")
+    section = Section("dial", "The dial", "Dial")
     drawn = [run for run in runs if run.curve is not None and len(run.curve.own_gamma) == 3]
     for run in drawn:
         _triangles(section, run)
     if drawn:
         section.add(
             note(
-                "Each dot is a network mixed from three learners by its place in the triangle; brighter is more accurate. "
-                "Rings: no other point is as good everywhere and better somewhere. Cross: the run's own shares."
+                "Each dot is a network mixed from three learners by its place in the triangle; brighter is more "
+                "accurate. Rings: no other point is as good everywhere and better somewhere. Cross: the run's own."
             )
         )
     if lacking := [run for run in runs if run not in drawn]:
@@ -171,7 +177,7 @@ def _triangles(section: Section, run: Run) -> None:
     curve = run.curve
     assert curve is not None
     learners = [short(name, 40) for name in curve.own_gamma]
-    columns = list(curve.points[0].validation)
+    columns = ranked(curve.points[0].validation)
     figures = []
     for column in columns:
         corners = [
@@ -189,7 +195,11 @@ def _triangles(section: Section, run: Run) -> None:
             section.figure(simplex(file_name("dial", run.name, column), f"{column} (%)", learners, corners, own))
         )
     rows = [
-        [_gammas(point), *(percent(_measured(point)[column].value) for column in columns), "yes" if point.pareto else ""]
+        [
+            _gammas(point),
+            *(percent(_measured(point)[column].value) for column in columns),
+            "yes" if point.pareto else "",
+        ]
         for point in curve.points
     ]
     where = "test" if curve.points[0].test else "validation"

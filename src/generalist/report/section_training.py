@@ -23,13 +23,13 @@ def training_section(found: Collection) -> Section:
     section = Section("training", "Training")
     trained = [run for run in found.runs if run.epochs]
     for number, run in enumerate(trained):
-        section.add(folded(short(run.name, 80), _curves(section, run), opened=number == 0))
+        section.add(folded(short(run.name, 80), _curves(section, run), opened=number == 0, group=True))
     if trained:
         section.add(
             note(
-                "Accuracies on the validation images. Thick: the global learner. Dotted verticals: redistribution, when "
-                "every learner restarts from the global one. Drift: the learners' mean squared distance from it. Mixing "
-                "gap: how far the mixed network's logits are from the mixture of logits."
+                "Accuracies on the validation images. Thick: the global learner. Dotted verticals: redistribution, "
+                "when every learner restarts from the global one. Drift: the learners' mean squared distance from it. "
+                "Mixing gap: how far the mixed network's logits are from the mixture of logits."
             )
         )
         warned = {short(epoch.warning): None for run in trained for epoch in run.epochs if epoch.warning}
@@ -45,9 +45,7 @@ def _curves(section: Section, run: Run) -> Html:
     kinds = list(dict.fromkeys(kind for epoch in validated for kind in _accuracy(epoch, GLOBAL)))
     learners = [learner.name for learner in run.recipe.learners]
     subjects = [GLOBAL, *learners] if len(learners) > 1 else [GLOBAL]
-    panels = [
-        (f"{short(kind, 30)}", "%", {name: _accuracy_of(name, kind) for name in subjects}) for kind in kinds
-    ]
+    panels = [(f"{short(kind, 30)}", "%", {name: _accuracy_of(name, kind) for name in subjects}) for kind in kinds]
     panels.append(("training loss", "", {name: _loss_of(name) for name in learners}))
     if len(learners) > 1:
         panels.append(("gamma", "share", {name: _gamma_of(name) for name in learners}))
@@ -59,10 +57,11 @@ def _curves(section: Section, run: Run) -> Html:
 
 def _panel(section: Section, run: Run, title: str, unit: str, series: dict[str, Value]) -> Html | None:
     drawn = []
-    for number, (name, value) in enumerate(series.items()):
+    learners = [learner.name for learner in run.recipe.learners]
+    for name, value in series.items():
         points = [(float(epoch.epoch), found) for epoch in run.epochs if (found := value(epoch)) is not None]
         if points:
-            drawn.append(_line(name, points, number))
+            drawn.append(_line(name, points, learners.index(name) if name in learners else 0))
     if not drawn:
         return None
     marks = [float(epoch.epoch) for epoch in run.epochs if epoch.redistributed]
@@ -74,7 +73,7 @@ def _panel(section: Section, run: Run, title: str, unit: str, series: dict[str, 
 def _line(name: str, points: Sequence[tuple[float, float]], number: int) -> Line:
     if name == GLOBAL:
         return Line(name, points, "ink", width=2.4)
-    return Line(short(name, 30), points, series_role(number - 1 if number else 0), dash=DASHES[number % len(DASHES)])
+    return Line(short(name, 30), points, series_role(number), dash=DASHES[number % len(DASHES)])
 
 
 def _table(run: Run, caption: str, series: dict[str, Value]) -> Html:

@@ -6,10 +6,8 @@ from generalist.report.drawing import ROLES, Drawing, Path, Shape, Text
 from generalist.report.html import Html, tag
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-COLUMN_MM, PAGE_MM = 84.0, 174.0
-"""The widths of one column and of a page of a paper."""
-WIDE = 600
-"""Pixels from which on a figure is as wide as the page."""
+MILLIMETRES = 0.19
+"""Of a pixel in print: the widest figures fill a column of a paper, and text is of 6 to 7 points in all of them."""
 
 
 def inline(drawing: Drawing) -> Html:
@@ -18,15 +16,21 @@ def inline(drawing: Drawing) -> Html:
     view = f"0 0 {_short(drawing.width)} {_short(drawing.height)}"
     width, height = _short(drawing.width), _short(drawing.height)
     return tag(
-        "svg", *shapes, viewBox=view, width=width, height=height, role="img", aria_label=drawing.title, class_="figure"
+        "svg",
+        *shapes,
+        viewBox=view,
+        width=width,
+        height=height,
+        preserveAspectRatio="none" if drawing.stretched else None,
+        role="img",
+        aria_label=drawing.title,
+        class_="figure",
     )
 
 
 def file_text(drawing: Drawing) -> str:
-    """A file of its own, as wide as a column or a page of a paper."""
+    """A file of its own, sized for a paper."""
     shapes = [_shape(shape, themed=False) for shape in drawing.shapes]
-    millimetres = PAGE_MM if drawing.width >= WIDE else COLUMN_MM
-    height = millimetres * drawing.height / drawing.width
     whole = tag(
         "svg",
         tag("title", drawing.title),
@@ -34,8 +38,8 @@ def file_text(drawing: Drawing) -> str:
         *shapes,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {_short(drawing.width)} {_short(drawing.height)}",
-        width=f"{millimetres:g}mm",
-        height=f"{height:.2f}mm",
+        width=f"{MILLIMETRES * drawing.width:.2f}mm",
+        height=f"{MILLIMETRES * drawing.height:.2f}mm",
         font_family=FONT,
     )
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{whole}\n'
