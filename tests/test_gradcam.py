@@ -64,6 +64,9 @@ def test_the_model_is_given_back_as_it_was() -> None:
 def test_the_layer_is_the_last_before_pooling_or_the_one_named() -> None:
     conv, second = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
     model = nn.Sequential(conv, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 2))
+    with torch.no_grad():  # positive throughout, so that no map is empty
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(random.uniform(0, f"weights-{number}", shape=tuple(parameter.shape)))
     x = random.uniform(0, "images", torch.arange(2), shape=(1, 8, 8))
     found = generalist.gradcam(model, x, target=1)
     torch.testing.assert_close(found, generalist.gradcam(model, x, target=1, layer="3"))

@@ -191,6 +191,12 @@ def break_records(run: Path) -> None:
     records.write_text('{"no": "header"}\n')
 
 
+def claim_too_much(run: Path) -> None:
+    (records,) = evaluation_of(run).glob("records-*.jsonl")
+    head, _, rest = records.read_text().partition("\n")
+    records.write_text(json.dumps(json.loads(head) | {"images": 10**9, "indices": None}) + "\n" + rest)
+
+
 BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (break_recipe, "is not a run directory"),
     (break_metrics, "metrics.jsonl is damaged: line 1: epoch"),
@@ -203,6 +209,7 @@ BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (break_examples, "examples.npz is damaged"),
     (pickle_examples, "examples.npz is damaged"),
     (break_records, "does not begin like the records"),
+    (claim_too_much, "it has fewer lines than samples"),
 ]
 
 

@@ -10,6 +10,8 @@ from generalist.report.drawing import Anchor, Drawing, Path, Text, text_width
 
 LABEL = 11.0
 """Size of small text, in pixels."""
+NEAR = 9.0
+"""Pixels within which a label is read as that of a point."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Axes:
     x: Scale
     y: Scale
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
+    points: list[tuple[float, float]] = field(default_factory=list)
 
     def label(self, x: float, y: float, text: str, *, role: str, method: str = "", bold: bool = False) -> bool:
         """Text beside a point, on the first side where there is room; whether there was any."""
@@ -58,18 +61,28 @@ class Axes:
             for dx, dy, anchor in _sides(distance):
                 left = x + dx - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
                 box = (left, y + dy - height, left + width, y + dy + 2)
-                if not self._inside(box) or any(_overlap(box, other) for other in self.taken):
+                if not self._inside(box) or self._crowded(box, (x, y)):
                     continue
                 self.taken.append(box)
                 if distance > 8:  # far from its point: a thin line leads there
                     end = (x + dx, y + dy + (3 if dy < 0 else -height))
                     self.drawing.shapes.append(Path([(x, y), end], stroke=role, width=0.6, method=method))
-                self.drawing.shapes.append(Text(x + dx, y + dy, text, LABEL, role, anchor, bold, method=method))
+                self.drawing.shapes.append(
+                    Text(x + dx, y + dy, text, LABEL, role, anchor, bold, method=method, halo=True)
+                )
                 return True
         return False
 
     def keep_clear(self, x: float, y: float, size: float = 6.0) -> None:
         self.taken.append((x - size, y - size, x + size, y + size))
+
+    def _crowded(self, box: tuple[float, float, float, float], own: tuple[float, float]) -> bool:
+        """Whether a label there would cover something, or stand beside another point as if it were that one's."""
+        wide = (box[0] - NEAR, box[1] - NEAR, box[2] + NEAR, box[3] + NEAR)
+        others = [point for point in self.points if point != own]
+        if any(wide[0] < x < wide[2] and wide[1] < y < wide[3] for x, y in others):
+            return True
+        return any(_overlap(box, other) for other in self.taken)
 
     def _inside(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = box

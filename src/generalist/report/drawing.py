@@ -59,6 +59,8 @@ class Text:
     turned: bool = False
     """Read from bottom to top."""
     method: str = ""
+    halo: bool = False
+    """Whether lines below it leave it a little room."""
 
 
 Shape = Path | Text

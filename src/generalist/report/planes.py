@@ -95,6 +95,7 @@ def _draw_spot(axes: Axes, spot: Spot) -> None:
     x, y, outside = _place(axes, spot.x, spot.y)
     tip = f"{spot.name}\n{spot.about}".strip()
     axes.keep_clear(x, y)
+    axes.points.append((x, y))
     if spot.series is None:
         axes.drawing.mark(x, y, "diamond", role="soft", size=3.8, hollow=True, tip=tip, method=spot.method)
         return

@@ -49,6 +49,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib
         import matplotlib.figure
+        import matplotlib.patheffects
     except ImportError:
         raise GeneralistError(
             "PDF and PNG are drawn by matplotlib: pip install 'generalist-at[report]', or ask for --formats svg"
@@ -102,10 +103,11 @@ _ALIGNED = {"start": "left", "middle": "center", "end": "right"}
 
 
 def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
-    axes.text(
+    put = axes.text(
         text.x,
         text.y,
-        text.text.replace("$", r"\$"),  # matplotlib would take it for mathematics
+        text.text,
+        parse_math=False,  # a dollar in a name is a dollar
         fontsize=text.size * scale,
         color=ROLES[text.role],
         ha=_ALIGNED[text.anchor],
@@ -115,3 +117,6 @@ def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
         fontweight="bold" if text.bold else "normal",
         zorder=order,
     )
+    if text.halo:
+        stroke = _matplotlib().patheffects.withStroke(linewidth=3 * scale, foreground=ROLES["paper"])
+        put.set_path_effects([stroke])

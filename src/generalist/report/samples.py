@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from generalist.evaluation.verdicts import Bools, Verdicts
 from generalist.gradcam import gradcam
 from generalist.report.pictures import Examples, Floats, read_examples
 from generalist.report.runs import Network
+
+SHORTEST_LINE = 40
+"""Bytes of the least that a records file says of a sample."""
+MOST_ROUNDS = 10_000
+"""Of all steps together; AutoAttack has some twenty in each threat."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,21 @@ def recorded(network: Network) -> Recorded | None:
     if not whole:
         return None
     first = whole[0][1]
+    _check_size(first, [path for path, _ in whole])
     verdicts = Verdicts(first.whole_index(), first.rounds)
     for path, header in whole:
         if header.shared() != first.shared():
             raise RunError(f"{path} is of another evaluation than its neighbours: remove it")
         read_records(path, verdicts)
     return Recorded(network, first, verdicts, read_examples(network.main.folder / "examples.npz"))
+
+
+def _check_size(header: Header, files: Sequence[Path]) -> None:
+    """Refuse a header that claims more than its file can hold, before memory is allocated for it."""
+    samples = header.images if header.indices is None else len(header.indices)
+    size = sum(path.stat().st_size for path in files)
+    if samples * SHORTEST_LINE > size or sum(header.rounds.values()) > MOST_ROUNDS:
+        raise RunError(f"{files[0]} is damaged: it has fewer lines than samples; evaluate again")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from generalist.report.section import Section, called, grid, names, note, number
 
 MOST_CLASSES = 40
 """By class, more rows than this are not read; the hardest classes are kept."""
+MOST_COLUMNS = 60
+"""Attacks and threats, and corruptions: more than anybody measures."""
 UNION = "union"
 
 
@@ -30,7 +32,7 @@ def attacks_section(found: Collection) -> Section:
     named = {id(network.row): network.name for network in found.networks}
     ours = [network.row for network in found.networks]
     rows = [*ours, *published(ours)]
-    columns = ranked(column for row in ours for column in row.cells)
+    columns = ranked(column for row in ours for column in row.cells)[:MOST_COLUMNS]
     comparison = Comparison(rows, columns)
     marks = comparison.marks()
     body = [
@@ -72,7 +74,7 @@ def classes_section(found: Collection) -> Section:
         return section
     by_class = [network.main.summary.classes for network in networks]
     every = list(dict.fromkeys(name for classes in by_class for name in classes))
-    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)
+    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)[:12]
     if len(kinds) <= 3:  # of one threat the union is that threat, and of none the natural accuracy
         kinds = [kind for kind in kinds if kind != UNION]
     chosen = every if len(every) <= MOST_CLASSES else _hardest(networks, every)
@@ -147,7 +149,7 @@ def _map(section: Section, network: Network) -> Html:
     cells = {
         name.replace("_", " "): {severity: accuracy.value for severity, accuracy in entry.severities.items()}
         | {"mean": entry.mean}
-        for name, entry in found.corruptions.items()
+        for name, entry in list(found.corruptions.items())[:MOST_COLUMNS]
     }
     columns = list(dict.fromkeys(key for row in cells.values() for key in row))
     rows = [[name, *(_heat(row.get(column)) for column in columns)] for name, row in cells.items()]

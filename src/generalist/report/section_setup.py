@@ -16,6 +16,7 @@ from generalist.report.runs import Collection, Evaluated, Network, Run
 from generalist.report.section import Section, called, note
 
 MOST_VALUE = 160
+MOST_TEXT = 50_000
 KEYS = ("generalist", "commit", "python", "torch", "platform", "device", "threads", "seed")
 
 
@@ -41,7 +42,9 @@ def recipes_section(found: Collection) -> Section:
         else:
             section.add(note("The recipes do not differ."))
     for run in found.runs:
-        section.add(folded(f"{short(run.name, 80)}: every field", tag("pre", to_yaml(run.recipe), tabindex=0)))
+        section.add(
+            folded(f"{short(run.name, 80)}: every field", tag("pre", short(to_yaml(run.recipe), MOST_TEXT), tabindex=0))
+        )
     return section
 
 

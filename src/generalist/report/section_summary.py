@@ -13,6 +13,7 @@ from generalist.report.section import Section, called, note, percent
 from generalist.report.svg import inline
 
 MOST_WARNINGS = 20
+MOST_THREATS = 8
 
 
 def summary_section(found: Collection) -> Section:
@@ -47,12 +48,12 @@ def swatch(series: int) -> Html:
 def _card(network: Network) -> Html:
     row = network.row
     figures = [_figure("natural", row.cells[NATURAL])] if NATURAL in row.cells else []
-    for threat, attacks in threats_of(row).items():
+    for threat, attacks in list(threats_of(row).items())[:MOST_THREATS]:
         attack, cell = strongest(attacks)
         what = "AutoAttack" if attack == AUTOATTACK else f"{attack}, strongest run"
         figures.append(_figure(threat, cell, what))
     if UNION_WORST in row.cells:
-        figures.append(_figure("union", row.cells[UNION_WORST], "every threat withstood"))
+        figures.append(_figure("union", row.cells[UNION_WORST], "under all threats"))
     if UNION_MEAN in row.cells:
         figures.append(_figure("mean over threats", row.cells[UNION_MEAN], "the papers' union"))
     about = f"{row.method} · {row.dataset} · {row.model}"

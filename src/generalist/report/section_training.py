@@ -14,6 +14,7 @@ from generalist.report.section import Section, called, grid, names, note, number
 
 MOST_ROWS = 40
 """Epochs in a table; metrics.jsonl has all."""
+MOST_MARKS = 100
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 
 Value = Callable[[Epoch], float | None]
@@ -42,8 +43,8 @@ def training_section(found: Collection) -> Section:
 
 def _curves(section: Section, run: Run) -> Html:
     validated = [epoch for epoch in run.epochs if epoch.validation is not None]
-    kinds = list(dict.fromkeys(kind for epoch in validated for kind in _accuracy(epoch, GLOBAL)))
-    learners = [learner.name for learner in run.recipe.learners]
+    kinds = list(dict.fromkeys(kind for epoch in validated for kind in _accuracy(epoch, GLOBAL)))[:8]
+    learners = _learners(run)
     subjects = [GLOBAL, *learners] if len(learners) > 1 else [GLOBAL]
     panels = [(f"{short(kind, 30)}", "%", {name: _accuracy_of(name, kind) for name in subjects}) for kind in kinds]
     panels.append(("training loss", "", {name: _loss_of(name) for name in learners}))
@@ -55,16 +56,21 @@ def _curves(section: Section, run: Run) -> Html:
     return grid(*(figure for figure in figures if figure is not None))
 
 
+def _learners(run: Run) -> list[str]:
+    """Those of the last epoch: a run's last stage may have others than its recipe begins with."""
+    return list(run.epochs[-1].gamma)[:12] or [learner.name for learner in run.recipe.learners]
+
+
 def _panel(section: Section, run: Run, title: str, unit: str, series: dict[str, Value]) -> Html | None:
     drawn = []
-    learners = [learner.name for learner in run.recipe.learners]
+    learners = _learners(run)
     for name, value in series.items():
         points = [(float(epoch.epoch), found) for epoch in run.epochs if (found := value(epoch)) is not None]
         if points:
             drawn.append(_line(name, points, learners.index(name) if name in learners else 0))
     if not drawn:
         return None
-    marks = [float(epoch.epoch) for epoch in run.epochs if epoch.redistributed]
+    marks = thinned([float(epoch.epoch) for epoch in run.epochs if epoch.redistributed], MOST_MARKS)
     alt = f"{short(run.name, 80)}: {title} by epoch, of {', '.join(line.name for line in drawn)}"
     drawing = lines(file_name("training", run.name, title), title, unit, drawn, marks, alt=alt)
     return section.figure(drawing, details=numbers(_table(run, alt, series)))

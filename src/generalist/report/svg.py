@@ -74,11 +74,14 @@ def _text(text: Text, *, themed: bool) -> Html:
     attributes["text_anchor"] = text.anchor if text.anchor != "start" else None
     attributes["font_weight"] = "600" if text.bold else None
     attributes["transform"] = f"rotate(-90 {x} {y})" if text.turned else None
+    if text.halo:
+        attributes |= {"paint_order": "stroke", "stroke_width": "3", "stroke_linejoin": "round"}
     if themed:
-        attributes["class_"] = f"f-{text.role}"
+        attributes["class_"] = f"f-{text.role}" + (" s-paper" if text.halo else "")
         attributes["data_method"] = text.method or None
     else:
         attributes["fill"] = ROLES[text.role]
+        attributes["stroke"] = ROLES["paper"] if text.halo else None
     return tag("text", text.text, **attributes)
 
 
