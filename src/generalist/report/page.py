@@ -27,7 +27,6 @@ from generalist.report.section_training import training_section
 from generalist.training.environment import choose_device
 
 MOST_IMAGES = 24
-MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)

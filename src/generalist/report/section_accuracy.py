@@ -11,7 +11,7 @@ from generalist.report.drawing import heat_ink, heat_role
 from generalist.report.html import Html, folded, short, table, tag
 from generalist.report.plots import dots, heat_map
 from generalist.report.printed import file_name
-from generalist.report.runs import Collection, Network
+from generalist.report.runs import Collection, Corruptions, Network
 from generalist.report.section import Section, called, grid, names, note, numbers, percent, with_interval
 
 MOST_CLASSES = 40
@@ -127,25 +127,24 @@ def _heat(value: float | None) -> Html:
 
 def corruptions_section(found: Collection) -> Section:
     section = Section("corruptions", "Corruptions")
-    having = [network for network in found.networks if network.shift and network.shift.corruptions]
-    figures = [_map(section, network) for network in having]
-    if figures:
-        section.add(grid(*figures))
-        sources = {
-            network.shift.corruptions.source for network in having if network.shift and network.shift.corruptions
-        }
+    having = [
+        (network, network.shift.corruptions)
+        for network in found.networks
+        if network.shift and network.shift.corruptions
+    ]
+    if having:
+        section.add(grid(*(_map(section, network, corruptions) for network, corruptions in having)))
+        sources = {corruptions.source for _, corruptions in having}
         section.add(note(f"Accuracy in per cent by corruption and severity. Images: {names(sorted(sources))}."))
     _sequences(section, found)
-    has = {id(network.run) for network in having}
+    has = {id(network.run) for network, _ in having}
     if lacking := [run for run in found.runs if id(run) not in has]:
         commands = [called("evaluate", run, "--preset", "quick", "--corruptions", "common") for run in lacking]
         section.missing(f"No corruptions of {names([run.name for run in lacking])}", commands)
     return section
 
 
-def _map(section: Section, network: Network) -> Html:
-    assert network.shift is not None and network.shift.corruptions is not None
-    found = network.shift.corruptions
+def _map(section: Section, network: Network, found: Corruptions) -> Html:
     cells = {
         name.replace("_", " "): {severity: accuracy.value for severity, accuracy in entry.severities.items()}
         | {"mean": entry.mean}
@@ -163,9 +162,9 @@ def _map(section: Section, network: Network) -> Html:
 
 def _sequences(section: Section, found: Collection) -> None:
     """Stability over sequences of small perturbations, where it was measured."""
-    having = [network for network in found.networks if network.shift and network.shift.perturbations]
-    for network in having:
-        assert network.shift is not None and network.shift.perturbations is not None
+    for network in found.networks:
+        if network.shift is None or network.shift.perturbations is None:
+            continue
         rows = [
             [name.replace("_", " "), percent(entry.accuracy), percent(entry.flip_rate)]
             for name, entry in network.shift.perturbations.sequences.items()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.html import Html, folded, join, short, table, tag
-from generalist.report.pictures import Floats, difference, overlay, picture
+from generalist.report.pictures import Examples, Floats, difference, overlay, picture
 from generalist.report.runs import Collection
 from generalist.report.samples import Case, Disagreements, Recorded, disagreements
 from generalist.report.section import Section, called, names, note
@@ -19,19 +19,21 @@ MOST_MEMBERS = 12
 
 def gallery_section(found: Collection, records: Sequence[Recorded], *, each: int) -> Section:
     section = Section("gallery", "Adversarial images", "Images")
-    showing = [entry for entry in records if entry.examples is not None and len(entry.examples.index)]
-    strips = sum(len(set(entry.examples.threat)) for entry in showing if entry.examples)
+    showing = [(entry, entry.examples) for entry in records if entry.examples and len(entry.examples.index)]
+    strips = sum(len(set(examples.threat)) for _, examples in showing)
     most = max(1, min(each, MOST_PAIRS // max(1, strips)))
-    for number, entry in enumerate(showing):
-        section.add(folded(short(entry.network.name, 80), *_strips(entry, most), opened=number == 0, group=True))
+    for number, (entry, examples) in enumerate(showing):
+        section.add(
+            folded(short(entry.network.name, 80), *_strips(entry, examples, most), opened=number == 0, group=True)
+        )
     if showing:
         section.add(
             note(
-                "Each row: the image, its adversarial version, and their difference scaled to its largest change "
+                "Each entry: the image, its adversarial version, and their difference scaled to its largest change "
                 "(grey: none). Below: the true class, and what the network says of both."
             )
         )
-    has = {id(entry.network.run) for entry in showing}
+    has = {id(entry.network.run) for entry, _ in showing}
     if lacking := [run for run in found.runs if id(run) not in has]:
         section.missing(
             f"No example images of {names([run.name for run in lacking])}",
@@ -40,23 +42,19 @@ def gallery_section(found: Collection, records: Sequence[Recorded], *, each: int
     return section
 
 
-def _strips(entry: Recorded, most: int) -> list[Html]:
-    examples = entry.examples
-    assert examples is not None
+def _strips(entry: Recorded, examples: Examples, most: int) -> list[Html]:
     strips = []
     for threat in dict.fromkeys(examples.threat):
         positions = [i for i, name in enumerate(examples.threat) if name == threat][:most]
         attack = examples.attack[positions[0]]
-        triples = [_triple(entry, i) for i in positions]
+        triples = [_triple(entry, examples, i) for i in positions]
         strips.append(
             join(tag("h3", f"{short(threat, 40)}, {short(attack, 40)}"), tag("div", *triples, class_="strip"))
         )
     return strips
 
 
-def _triple(entry: Recorded, i: int) -> Html:
-    examples = entry.examples
-    assert examples is not None
+def _triple(entry: Recorded, examples: Examples, i: int) -> Html:
     label, clean, attacked = (
         short(entry.class_name(int(numbers[i])), 30)
         for numbers in (examples.label, examples.clean_prediction, examples.adversarial_prediction)
@@ -93,7 +91,7 @@ def disagreement_section(
         section.add(folded(title, strip, _counts(compared, kind, title), opened=number == 0, group=True))
     section.add(
         note(
-            "Each row: the image (under attack, the one that fools the second network), and where each of the two "
+            "Each entry: the image (under attack, the one that fools the second network), and where each of the two "
             "looks when it names its class (Grad-CAM; yellow: most)."
         )
     )

@@ -82,7 +82,7 @@ def environment_section(found: Collection, command: Sequence[str]) -> Section:
     rows += [
         [f"data: {short(name, 40)} (SHA-256)", *(_data(run).get(name, "–")[:16] for run in found.runs)] for name in data
     ]
-    heads = ["", *(short(run.name, 80) for run in found.runs)]
+    heads = ["what", *(short(run.name, 80) for run in found.runs)]
     section.add(table(heads, rows, caption="What the runs ran on", classes="words"))
     lines = [line for run in found.runs for line in _commands(found, run)]
     lines.append(shlex.join(["generalist", "report", *command]))

@@ -9,7 +9,7 @@ from generalist.report.drawing import Drawing, series_mark, series_role
 from generalist.report.html import Html, short, tag
 from generalist.report.plots import interval
 from generalist.report.runs import Collection, Network
-from generalist.report.section import Section, called, note, percent
+from generalist.report.section import Section, called, names, note, percent
 from generalist.report.svg import inline
 
 MOST_WARNINGS = 20
@@ -20,16 +20,24 @@ def summary_section(found: Collection) -> Section:
     section = Section("summary", "Summary")
     if found.networks:
         section.add(tag("div", *(_card(network) for network in found.networks), class_="cards"))
+        splits = list(
+            dict.fromkeys(network.main.summary.split for network in found.networks if network.main.summary.split)
+        )
+        where = f" on {names([short(split, 60) for split in splits])}" if splits else ""
         section.add(
             note(
-                "Accuracy in per cent on test images, with Wilson's 95% interval. An image counts as right under "
-                "attack where no attack that was run changes the answer: stronger attacks can only lower the number."
+                f"Accuracy in per cent{where}, with Wilson's 95% interval. An image counts as right under attack where "
+                "no attack that was run changes the answer: stronger attacks can only lower the number."
             )
         )
-    warned = [(network.name, text) for network in found.networks for text in network.main.summary.warnings]
+    warned: dict[str, list[str]] = {}
+    for network in found.networks:
+        for text in network.main.summary.warnings:
+            warned.setdefault(text, []).append(short(network.name, 60))
     if warned:
         entries = [
-            tag("li", tag("strong", short(name, 60)), f": {short(text)}") for name, text in warned[:MOST_WARNINGS]
+            tag("li", tag("strong", names(who)), f": {short(text)}")
+            for text, who in list(warned.items())[:MOST_WARNINGS]
         ]
         section.add(tag("ul", *entries, class_="warning", aria_label="Warnings"))
     if runs := found.without_evaluation():
@@ -42,7 +50,7 @@ def swatch(series: int) -> Html:
     """The network's mark, as in the figures."""
     drawing = Drawing("swatch", "", 14, 14)
     drawing.mark(7, 7, series_mark(series), role=series_role(series), size=5)
-    return Html(inline(drawing).replace('role="img" aria-label=""', 'aria-hidden="true"', 1))
+    return inline(drawing, decorative=True)
 
 
 def _card(network: Network) -> Html:

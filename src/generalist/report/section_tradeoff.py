@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from generalist.compare import Row, paper_rows
-from generalist.dial import Measured, Point
+from generalist.dial import Curve, Measured, Point
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.choices import Choice, choose, ranked
 from generalist.report.html import Html, short, table, tag
@@ -157,9 +157,10 @@ def dial_section(found: Collection) -> Section | None:
     if not runs:
         return None
     section = Section("dial", "The dial", "Dial")
-    drawn = [run for run in runs if run.curve is not None and len(run.curve.own_gamma) == 3]
-    for run in drawn:
-        _triangles(section, run)
+    curves = [(run, run.curve) for run in runs if run.curve is not None and len(run.curve.own_gamma) == 3]
+    for run, curve in curves:
+        _triangles(section, run, curve)
+    drawn = [run for run, _ in curves]
     if drawn:
         section.add(
             note(
@@ -173,9 +174,7 @@ def dial_section(found: Collection) -> Section | None:
     return section
 
 
-def _triangles(section: Section, run: Run) -> None:
-    curve = run.curve
-    assert curve is not None
+def _triangles(section: Section, run: Run, curve: Curve) -> None:
     learners = [short(name, 40) for name in curve.own_gamma]
     columns = ranked(curve.points[0].validation)
     figures = []

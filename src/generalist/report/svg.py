@@ -10,8 +10,8 @@ MILLIMETRES = 0.19
 """Of a pixel in print: the widest figures fill a column of a paper, and text is of 6 to 7 points in all of them."""
 
 
-def inline(drawing: Drawing) -> Html:
-    """For the page: an image with its title as alternative text; colours by class."""
+def inline(drawing: Drawing, *, decorative: bool = False) -> Html:
+    """For the page: an image with its title as alternative text, or none where it only decorates; colours by class."""
     shapes = [_shape(shape, themed=True) for shape in drawing.shapes]
     view = f"0 0 {_short(drawing.width)} {_short(drawing.height)}"
     width, height = _short(drawing.width), _short(drawing.height)
@@ -22,8 +22,9 @@ def inline(drawing: Drawing) -> Html:
         width=width,
         height=height,
         preserveAspectRatio="none" if drawing.stretched else None,
-        role="img",
-        aria_label=drawing.title,
+        role=None if decorative else "img",
+        aria_label=None if decorative else drawing.title,
+        aria_hidden="true" if decorative else None,
         class_="figure",
     )
 
