@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from generalist.models import ModelOptions, build_model
 from generalist.tensors.folding import CannotFoldError, FoldedNetwork, trace
-from generalist.tensors.fused import FusedNetwork, Plan, _in_range, fastest, fuse, plan
+from generalist.tensors.fused import FusedNetwork, _in_range, fastest, fuse
+from generalist.tensors.fusion_plan import Plan, plan
 
 TOLERANCE = 1e-12
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from generalist.tensors.folding import FoldedConv, FoldedNetwork
-from generalist.tensors.fused import mean_and_linear, plan
+from generalist.tensors.fusion_plan import mean_and_linear, plan
 
 
 class CpuNetwork(FoldedNetwork):

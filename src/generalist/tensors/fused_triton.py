@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from generalist.tensors import triton_conv
 from generalist.tensors.folding import FoldedConv, FoldedLinear
-from generalist.tensors.fused import Plan, Shape, Step, mean_and_linear
+from generalist.tensors.fusion_plan import Plan, Shape, Step, mean_and_linear
 
 
 class TritonConv:
