@@ -28,6 +28,10 @@ class DivergedError(GeneralistError):
     """A learner's loss is no longer finite."""
 
 
+class SweepError(GeneralistError):
+    """A sweep, its storage or one of its expressions that cannot be used as asked."""
+
+
 class InterruptedRunError(GeneralistError):
     """Training was stopped by a signal and left a checkpoint."""
 
