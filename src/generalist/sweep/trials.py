@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
@@ -204,29 +205,54 @@ def distributions(search: Mapping[str, SearchOptions]) -> dict[str, BaseDistribu
 # -- ending -----------------------------------------------------------------------------------------------------------
 
 
+class TakenOverError(Exception):
+    """This worker was taken for dead, and its trial is another's now."""
+
+
+@contextmanager
+def _mine() -> Iterator[None]:
+    try:
+        yield
+    except optuna_module().exceptions.UpdateFinishedTrialError as error:
+        raise TakenOverError from error
+
+
+def report(claimed: Claim, value: float, *, epoch: int) -> bool:
+    """Tell the value of an epoch; whether the trial does so badly that it should end."""
+    with _mine():
+        if epoch not in claimed.reported:
+            claimed.trial.report(value, epoch)
+        return claimed.trial.should_prune()
+
+
 def finish(shared: Shared, claimed: Claim, values: list[float], *, measures: Mapping[str, float], epoch: int) -> None:
     """The trial is complete."""
-    claimed.trial.set_user_attr("measures", dict(measures))
-    claimed.trial.set_user_attr("epoch", epoch)
-    shared.study.tell(claimed.trial, values, skip_if_finished=True)
+    _end(shared, claimed, {"measures": dict(measures), "epoch": epoch}, values=values)
 
 
 def prune(shared: Shared, claimed: Claim, *, epoch: int) -> None:
     """The trial was stopped early."""
-    claimed.trial.set_user_attr("epoch", epoch)
-    shared.study.tell(claimed.trial, state=optuna_module().trial.TrialState.PRUNED, skip_if_finished=True)
+    _end(shared, claimed, {"epoch": epoch}, state="PRUNED")
 
 
 def fail(shared: Shared, claimed: Claim, reason: str) -> None:
     """The trial itself cannot be done: nobody tries again."""
-    claimed.trial.set_user_attr(ERROR, " ".join(reason.split())[:500])
-    shared.study.tell(claimed.trial, state=optuna_module().trial.TrialState.FAIL, skip_if_finished=True)
+    _end(shared, claimed, {ERROR: " ".join(reason.split())[:500]}, state="FAIL")
 
 
 def free(shared: Shared, claimed: Claim) -> None:
-    """This worker stops before the end: another one may go on."""
-    claimed.trial.set_user_attr(FREED, True)
-    shared.study.tell(claimed.trial, state=optuna_module().trial.TrialState.FAIL, skip_if_finished=True)
+    """This worker stops before the end: another one may go on, if none does already."""
+    with suppress(TakenOverError):
+        _end(shared, claimed, {FREED: True}, state="FAIL")
+
+
+def _end(shared: Shared, claimed: Claim, about: Mapping[str, Any], **outcome: Any) -> None:
+    if "state" in outcome:
+        outcome["state"] = optuna_module().trial.TrialState[outcome["state"]]
+    with _mine():
+        for name, value in about.items():
+            claimed.trial.set_user_attr(name, value)
+        shared.study.tell(claimed.trial, **outcome)
 
 
 # -- signs of life on this machine ------------------------------------------------------------------------------------

@@ -93,19 +93,25 @@ class Worker:
         self.say(f"trial {claimed.number}: {describe(claimed.choice)}")
         with claimed.hold, self._alive(claimed):
             try:
-                self._train(claimed)
-            except (DivergedError, RecipeError, torch.OutOfMemoryError) as error:
-                self.say(f"trial {claimed.number} failed: {error}")
-                with self._telling():
-                    trials.fail(self.shared, claimed, str(error))
-            except _PrunedError as ending:
-                self.say(f"trial {claimed.number}: {ending}")
-                with self._telling():
-                    trials.prune(self.shared, claimed, epoch=ending.epoch)
-            except BaseException:
-                with self._telling():
-                    trials.free(self.shared, claimed)
-                raise
+                self._attempt(claimed)
+            except trials.TakenOverError:
+                self.say(f"trial {claimed.number} is another worker's now: this one was taken for dead")
+
+    def _attempt(self, claimed: Claim) -> None:
+        try:
+            self._train(claimed)
+        except (DivergedError, RecipeError, torch.OutOfMemoryError) as error:
+            self.say(f"trial {claimed.number} failed: {error}")
+            with self._telling():
+                trials.fail(self.shared, claimed, str(error))
+        except _PrunedError as ending:
+            self.say(f"trial {claimed.number}: {ending}")
+            with self._telling():
+                trials.prune(self.shared, claimed, epoch=ending.epoch)
+        except BaseException:
+            with self._telling():
+                trials.free(self.shared, claimed)
+            raise
 
     def _train(self, claimed: Claim) -> None:
         sweep, folder = self.shared.sweep, trial_folder(self.shared.place.folder, claimed.number)
@@ -151,11 +157,14 @@ class Worker:
         value = self.shared.sweep.objectives[0].value(measurements(record, train_seconds=seconds))
         if not math.isfinite(value):
             return
-        with self._telling():
-            if epoch not in claimed.reported:
-                claimed.trial.report(value, epoch)
-            if claimed.trial.should_prune():
-                raise _PrunedError(epoch)
+        try:
+            with self._telling():
+                worse = trials.report(claimed, value, epoch=epoch)
+        except SweepError as error:  # a database that is away for a moment must not end a training
+            self.say(f"warning: {error}")
+            return
+        if worse:
+            raise _PrunedError(epoch)
 
     def _telling(self) -> AbstractContextManager[None]:
         return clear_storage_errors(self.shared.place)
