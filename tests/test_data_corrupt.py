@@ -183,7 +183,7 @@ def test_processes_decode_as_threads_do(root: Path) -> None:
             assert all(torch.equal(one.augmentation[name], other.augmentation[name]) for name in ("flip", "box"))
         with pytest.raises(DataError, match=r"7\.jpg"):
             processes.batch(torch.tensor([15]))
-        for process in list(processes.decoder.pool._processes.values():  # type: ignore[attr-defined]
+        for process in list(processes.decoder.pool._processes.values()):  # type: ignore[attr-defined]
             process.kill()
         batches = [torch.tensor([0, 1])] * 50  # the pool may notice only after a few
         with pytest.raises(DataError, match="a process that decodes images died"):
