@@ -136,7 +136,7 @@ def _path(node: ast.expr, text: str) -> Path:
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             parts.append(str(node.slice.value))
         else:
-            raise _refused(text, f"{type(node).__name__} is not allowed")
+            raise _refused(text, f"{ast.unparse(node)[:40]!r} is not allowed")
         node = node.value
     return (node.id, *reversed(parts))
 

@@ -39,14 +39,14 @@ def ranked(rows: Sequence[Row], sweep: Sweep) -> list[Row]:
     return sorted(rows, key=lambda row: (row.values is None, sign * row.values[0] if row.values else 0.0, row.number))
 
 
-def shown_choice(sweep: Sweep, row: Row) -> dict[str, str]:
+def shown_choice(sweep: Sweep, row: Row, *, digits: int = 6) -> dict[str, str]:
     """A trial's parameters as a person writes them: JSON's quotes around texts are left out."""
-    return {key: _plain(row.choice[key]) for key in sweep.options.search if key in row.choice}
+    return {key: _plain(row.choice[key], digits) for key in sweep.options.search if key in row.choice}
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, digits: int) -> str:
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.{digits}g}"
     text = str(value)
     return str(json.loads(text)) if text.startswith('"') else text
 
@@ -60,7 +60,7 @@ def to_csv(rows: Sequence[Row], sweep: Sweep) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(header)
     for row in sorted(rows, key=lambda row: row.number):
-        choice = shown_choice(sweep, row)
+        choice = shown_choice(sweep, row, digits=17)
         values: Sequence[Any] = row.values or [""] * len(expressions)
         writer.writerow(
             [
