@@ -206,6 +206,15 @@ def test_only_the_samples_asked_for_are_decoded(root: Path, monkeypatch: pytest.
         assert torch.equal(part.x, together.x[rank::2])
 
 
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_those_of_the_cpu(root: Path) -> None:
+    images, _ = load_folder(root, resolution=16, workers=2)
+    batches = [torch.tensor([number, number + 1]) for number in range(12)]
+    made = [list(iterate(each, batches, options=AugmentOptions())) for each in (images, images.to("cuda"))]
+    for one, other in zip(*made, strict=True):
+        assert other.x.device.type == "cuda" and torch.equal(one.x, other.x.cpu()) and torch.equal(one.y, other.y.cpu())
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
 def test_prefetching_keeps_the_order(root: Path, count: int) -> None:
     images, _ = load_folder(root, resolution=8, workers=2)
