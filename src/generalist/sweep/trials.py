@@ -222,7 +222,7 @@ def report(claimed: Claim, value: float, *, epoch: int) -> bool:
     with _mine():
         if epoch not in claimed.reported:
             claimed.trial.report(value, epoch)
-        return claimed.trial.should_prune()
+        return bool(claimed.trial.should_prune())
 
 
 def finish(shared: Shared, claimed: Claim, values: list[float], *, measures: Mapping[str, float], epoch: int) -> None:
