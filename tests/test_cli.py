@@ -63,6 +63,18 @@ COMMANDS = {
         "--json",
         "--trust-code",
     },
+    "sweep": {
+        "DEFINITION",
+        "--storage",
+        "--out",
+        "--trials",
+        "--timeout",
+        "--show",
+        "--csv",
+        "--list",
+        "--device",
+        "--trust-code",
+    },
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
     "report": {"RUNS", "--out", "--figures", "--formats", "--images", "--device", "--trust-code"},
     "bench train": {

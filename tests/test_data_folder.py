@@ -9,9 +9,10 @@ from PIL import Image
 
 from generalist.core.errors import DataError
 from generalist.core.random import integers
-from generalist.data import folder
+from generalist.data import decode as decoding
 from generalist.data.augment import AugmentOptions
-from generalist.data.folder import center_box, decode, load_folder, make_resident, random_box
+from generalist.data.decode import center_box, decode, random_box
+from generalist.data.folder import load_folder, make_resident
 from generalist.data.sets import iterate
 
 
@@ -123,7 +124,7 @@ def test_damaged_files_are_named(root: Path, kind: str) -> None:
 
 
 def test_decompression_bombs_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
     with pytest.raises(DataError, match="40x30"):
         decode(root / "train" / "cat" / "0.png", crop=lambda w, h: (0, 0, w, h), mirrored=False, resolution=8)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)

@@ -41,6 +41,8 @@ def test_the_wheel_has_data_recipes_and_the_typing_marker(wheel: Path) -> None:
     assert {"generalist/report/report.css", "generalist/report/report.js"} <= names
     recipes = {f"generalist/recipes/{path.name}" for path in (ROOT / "src/generalist/recipes").glob("*.yaml")}
     assert len(recipes) > 20 and recipes <= names
+    sweeps = {f"generalist/sweeps/{path.name}" for path in (ROOT / "src/generalist/sweeps").glob("*.yaml")}
+    assert len(sweeps) > 15 and sweeps <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "tests/" in name or name.endswith(".pyc")]
     assert wheel.name.startswith(f"generalist_at-{generalist.__version__}-")

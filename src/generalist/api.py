@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import ValidationError
@@ -134,12 +134,12 @@ def evaluate(
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
     make_plan(chosen, parsed, mode=options.mode, precision=options.precision)  # a wrong name, before anything is read
-    images, split = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
+    source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
+    images, split = source.images, source.split
     subject, network = _subject(model, which, device, trust_code=trust_code)
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
     wanted = min(usual.samples, len(images)) if samples is None and usual.samples is not None else samples
-    training = ("these are training images: the set has no test split",) if split.endswith("-train") else ()
-    place = Place(Path(out), subject, split, resume=resume, notes=training) if out is not None else None
+    place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
     whole = wanted is None or (samples is None and wanted == len(images))
     index = None if wanted is None or whole else subset(len(images), wanted, seed)
     found = evaluate_model(
@@ -253,21 +253,31 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _own_images(recipe: Recipe | None, trust_code: bool) -> tuple[Images, str]:
+class _Source(NamedTuple):
+    """Images, what to call them, and what a summary must say of them."""
+
+    images: Images
+    split: str
+    notes: tuple[str, ...] = ()
+
+
+def _own_images(recipe: Recipe | None, trust_code: bool) -> _Source:
     """The test images of a run's own data set."""
     if recipe is None or recipe.data.name == "arrays":
         raise RunError("the weights do not say which images they are for: name a data set, as in --data cifar10")
     return _test_split(recipe.data.model_copy(update={"extra": None}), trust_code=trust_code)
 
 
-def _test_split(options: DataOptions, *, trust_code: bool) -> tuple[Images, str]:
+def _test_split(options: DataOptions, *, trust_code: bool) -> _Source:
     splits = load_splits(options, trust_code=trust_code)
+    notes = tuple(splits.notes())
     if splits.test is not None:
-        return splits.test, f"{options.name}-test"
-    return splits.train, f"{options.name}-train"
+        return _Source(splits.test, f"{options.name}-test", tuple(note for note in notes if note.startswith("test:")))
+    training = "these are training images: the set has no test split"
+    return _Source(splits.train, f"{options.name}-train", (training, *notes))
 
 
-def _images(data: Any, *, trust_code: bool) -> tuple[Images, str]:
+def _images(data: Any, *, trust_code: bool) -> _Source:
     """The images that `data` means, and what to call them."""
     if isinstance(data, str):
         try:
@@ -276,10 +286,10 @@ def _images(data: Any, *, trust_code: bool) -> tuple[Images, str]:
             raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
         return _test_split(options, trust_code=trust_code)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return from_arrays(data[0], data[1]), "arrays"
+        return _Source(from_arrays(data[0], data[1]), "arrays")
     if isinstance(data, Dataset):
-        return materialise(data, name=type(data).__name__), type(data).__name__
+        return _Source(materialise(data, name=type(data).__name__), type(data).__name__)
     if hasattr(data, "augmented"):
         images: Images = data
-        return images, images.name
+        return _Source(images, images.name)
     raise RunError(f"data must be (images, labels), a torch Dataset or a data set's name, not {type(data).__name__}")

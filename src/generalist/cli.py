@@ -18,6 +18,7 @@ from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
 from generalist.cli_mix import mix
 from generalist.cli_report import report
+from generalist.cli_sweep import sweep
 from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core.errors import GeneralistError
 from generalist.data import download
@@ -98,6 +99,7 @@ app.command()(evaluate)
 app.command()(mix)
 app.command()(compare)
 app.command()(report)
+app.command()(sweep)
 
 
 @data_app.command("list")

@@ -16,9 +16,15 @@ import typer
 from generalist import api
 from generalist.console import print_version
 from generalist.console_evaluation import evaluation_listener, show_evaluation
+from generalist.core import distributed
 from generalist.core.errors import GeneralistError, InterruptedRunError
+from generalist.evaluation.directory import merge as merge_shards
 from generalist.evaluation.directory import merge_below
 from generalist.evaluation.plan import PRESETS, Mode, Precision
+from generalist.training.environment import choose_device
+
+SLOWEST = 7 * 86_400.0
+"""Seconds that the first process to finish waits for the last: parts differ in how long attacks take on them."""
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 Names = Annotated[str | None, typer.Option(help="Attacks, by commas: natural,pgd-20,aa [default: the preset's].")]
@@ -60,13 +66,15 @@ def evaluate(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Measure accuracy, natural and under attack.
+    """Measure accuracy, natural and under attack. Under torchrun every process evaluates its part of the samples.
 
     Example: generalist evaluate runs/digits-t --preset quick
     """
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
+        if not distributed.tells():  # nothing is run, and one process is enough
+            return
         summary = merge_below(out or Path(subject))
     else:
         arguments: dict[str, Any] = {
@@ -90,6 +98,8 @@ def evaluate(
             "trust_code": trust_code,
         }
         summary = _run(subject, arguments, quiet=as_json)
+    if not distributed.tells():
+        return
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=2, sort_keys=True) + "\n")
     else:
@@ -97,11 +107,35 @@ def evaluate(
 
 
 def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    rank, world = distributed.launched()
     with _clear_stops():
-        if quiet:
-            return api.evaluate(subject, **arguments).summary
-        with evaluation_listener() as listener:
-            return api.evaluate(subject, listener=listener, **arguments).summary
+        if world > 1:
+            return _run_ranks(subject, arguments, quiet=quiet or rank > 0)
+        return _run_alone(subject, arguments, quiet=quiet)
+
+
+def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    if quiet:
+        return api.evaluate(subject, **arguments).summary
+    with evaluation_listener() as listener:
+        return api.evaluate(subject, listener=listener, **arguments).summary
+
+
+def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Rank i evaluates part i of the samples; when all are done, the first joins them into one summary."""
+    if arguments["shards"] != "1/1":
+        raise GeneralistError("torchrun's processes share the samples by themselves: leave --shards out")
+    if arguments["corruptions"] or arguments["perturbations"]:
+        raise GeneralistError(
+            "corruptions are measured by one process: evaluate the attacks under torchrun and the corruptions without"
+        )
+    with distributed.start(choose_device(arguments["device"]), timeout=SLOWEST) as group:
+        own = {"shards": f"{group.rank + 1}/{group.world}", "device": str(group.device)}
+        found = _run_alone(subject, {**arguments, **own}, quiet=quiet)
+        group.barrier()
+        folder = Path(found["directory"])
+        summary: dict[str, Any] = group.from_first(merge_shards(folder) if group.first else None)
+    return summary
 
 
 def _default_out(subject: Path) -> Path:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from generalist._version import __version__
+from generalist.core import distributed
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.training.loop import Listener
@@ -36,9 +37,11 @@ def print_table(table: Table) -> None:
 
 
 def _complain(problem: object) -> None:
-    """One line, whatever a hostile name or value put into the message."""
+    """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
+    if not distributed.tells():
+        return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
-    errors.print(f"error: {text[:2000]}", markup=False, soft_wrap=True)
+    errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -78,6 +81,9 @@ def percent(value: float) -> str:
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
+    if not distributed.tells():
+        yield Listener()
+        return
     if not console.is_terminal:
         yield Listener(say=lambda text: console.print(escape(text)), epoch=_print_epoch)
         return

@@ -168,7 +168,7 @@ def load_recipe(
     elif isinstance(recipe, Mapping):
         raw = dict(recipe)
     else:
-        raw = _read(recipe)
+        raw = read_raw(recipe)
     raw = copy.deepcopy(raw)
     # The style first: it decides the defaults that the other changes lead into.
     for override in sorted(overrides, key=lambda text: text.partition("=")[0] != "style"):
@@ -242,7 +242,8 @@ def shipped_text(name: str) -> str:
     return resources.files("generalist").joinpath("recipes", f"{name}.yaml").read_text()
 
 
-def _read(where: str | Path) -> dict[str, Any]:
+def read_raw(where: str | Path) -> dict[str, Any]:
+    """What a shipped recipe or a file says, not checked yet; its name is added where it has none."""
     path = Path(where)
     if str(where) in shipped_names():
         raw = parse_yaml(shipped_text(str(where)), str(where))

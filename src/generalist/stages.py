@@ -192,6 +192,8 @@ def _train_stage(
     request: StopRequest,
 ) -> None:
     recipe, directory, trainer = plan.recipe, plan.directory, built.trainer
+    for note in built.splits.notes():
+        trainer.listener.say(f"warning: {note}")
     with switches(recipe.train, device):
         resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
         _record_environment(directory, describe(built.splits, device, recipe.train.seed), plan.source)

@@ -28,9 +28,17 @@ class DivergedError(GeneralistError):
     """A learner's loss is no longer finite."""
 
 
+class SweepError(GeneralistError):
+    """A sweep, its storage or one of its expressions that cannot be used as asked."""
+
+
 class InterruptedRunError(GeneralistError):
     """Training was stopped by a signal and left a checkpoint."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number  # the shell's convention: not done, and nobody's mistake
+
+
+class LostRankError(GeneralistError):
+    """Another process of a distributed job has died, or has not answered in time."""

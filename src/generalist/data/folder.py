@@ -1,43 +1,35 @@
 """Images in a folder per class (root/train/CLASS/*.jpg, root/val or root/test), decoded as they are needed.
 
 Training crops are random resized crops whose corner, size and mirror image are drawn from (seed, sample, epoch);
-evaluation resizes the shorter side and takes the centre. Files are decoded by a pool of threads: pillow releases
-Python's lock while it works.
+evaluation resizes the shorter side and takes the centre. Exactly the samples that are asked for are decoded, whatever
+rank asks. Files that are no whole images are refused when they are met or, if asked, left out from the start.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from generalist.core.errors import DataError
 from generalist.core.random import Key, integers, uniform
 from generalist.data.augment import AugmentOptions
-from generalist.data.pixels import to_eight_bits
+from generalist.data.corrupt import find_problems
+from generalist.data.decode import Crop, Decoder, DecoderKind, Job, center_box, default_workers, random_box
 from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
-FORMATS = ["JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM"]
-"""The content decides, not the name, and pillow knows formats that start other programs: only these are tried."""
-MAX_PIXELS = 64_000_000
-"""Larger images are refused: a small file can unpack to more memory than there is."""
+RESIDENT_CHUNK = 1024
+"""Images that are decoded at once when a whole split is."""
 _TRIES = 10  # draws of a random resized crop before it falls back to the centre
-
-Box = tuple[float, float, float, float]
-Crop = Callable[[int, int], Box]
-"""The box to cut from an image of that width and height."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +43,9 @@ class FolderImages:
     resolution: int
     center: float
     """Share of the shorter side that evaluation's centre crop keeps."""
-    pool: ThreadPoolExecutor
+    decoder: Decoder
+    skipped: tuple[str, ...] = ()
+    """Files that were left out because they cannot be read, each with the reason."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __len__(self) -> int:
@@ -94,11 +88,11 @@ class FolderImages:
 
     def _decode(self, index: Tensor, crops: Sequence[Crop], flip: Tensor, *, changed: bool) -> Batch:
         jobs = [
-            self.pool.submit(decode, self.files[sample], crop=crop, mirrored=mirrored, resolution=self.resolution)
+            Job(self.files[sample], crop, mirrored)
             for sample, crop, mirrored in zip(index.tolist(), crops, flip.tolist(), strict=True)
         ]
-        decoded = [job.result() for job in jobs]
-        x = to_unit(torch.from_numpy(np.stack([pixels for pixels, _ in decoded])).to(self.device))
+        decoded = self.decoder(jobs, resolution=self.resolution)
+        x = to_unit(self._moved(torch.from_numpy(np.stack([pixels for pixels, _ in decoded]))))
         index = index.to(self.device)
         drawn: dict[str, Tensor] = {}
         if changed:
@@ -106,83 +100,69 @@ class FolderImages:
             drawn = {"flip": flip.to(self.device), "box": boxes.to(self.device)}
         return Batch(x=x, y=self.labels[index], index=index, augmentation=drawn)
 
+    def _moved(self, pixels: Tensor) -> Tensor:
+        """On the device. From pinned memory the copy runs while the host goes on to the next batch."""
+        if self.device.type == "cuda":
+            return pixels.pin_memory().to(self.device, non_blocking=True)
+        return pixels.to(self.device)
+
 
 def load_folder(
-    root: Path, *, resolution: int, center: float = 0.875, workers: int | None = None
+    root: Path,
+    *,
+    resolution: int,
+    center: float = 0.875,
+    workers: int | None = None,
+    decoder: DecoderKind = "threads",
+    corrupt: Literal["refuse", "skip"] = "refuse",
+    cache: Path | None = None,
 ) -> tuple[FolderImages, FolderImages | None]:
-    """The train split, and the one in `val` or `test` where there is one."""
+    """The train split, and the one in `val` or `test` where there is one.
+
+    `corrupt: skip` reads every file once and leaves out those that are no whole images; `cache` is a directory that
+    remembers the outcome.
+    """
     if not (root / "train").is_dir():
         raise DataError(f"{root} has no folder `train`: the layout is root/train/CLASS/image.jpg, root/val/CLASS/...")
-    pool = ThreadPoolExecutor(max_workers=workers or default_workers(), thread_name_prefix="decode")
-    train = _scan(root, "train", None, resolution=resolution, center=center, pool=pool)
-    held = next((split for split in ("val", "test") if (root / split).is_dir()), None)
-    if held is None:
-        return train, None
-    return train, _scan(root, held, train.classes, resolution=resolution, center=center, pool=pool)
+    pool = Decoder(workers or default_workers(), decoder)
+
+    def split(name: str, classes: list[str] | None) -> FolderImages:
+        found = _scan(root, name, classes, resolution=resolution, center=center, decoder=pool)
+        return _without_corrupt(found, root, cache) if corrupt == "skip" else found
+
+    train = split("train", None)
+    held = next((name for name in ("val", "test") if (root / name).is_dir()), None)
+    return train, split(held, train.classes) if held is not None else None
 
 
-def default_workers() -> int:
-    """Threads that fit the cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(16, cores or 1))
+def _without_corrupt(images: FolderImages, root: Path, cache: Path | None) -> FolderImages:
+    """The split without the files that cannot be read."""
+    names = [str(path.relative_to(root)) for path in images.files]
+    problems = find_problems(names, images.files, images.decoder.problems, cache=cache)
+    if len(problems) == len(names):
+        raise DataError(f"{images.name}: none of {len(names)} images can be read: {names[0]}: {problems[names[0]]}")
+    good = [position for position, name in enumerate(names) if name not in problems]
+    return replace(
+        images,
+        files=[images.files[position] for position in good],
+        labels=images.labels[good],
+        skipped=tuple(f"{name}: {problem}" for name, problem in sorted(problems.items())),
+    )
 
 
 def make_resident(images: FolderImages) -> ImageSet:
     """Decode a whole split once, as evaluation sees it, into memory."""
     whole = np.empty((len(images), *images.shape), dtype=np.uint8)
     crop = partial(center_box, share=images.center)
-    read = partial(decode, crop=crop, mirrored=False, resolution=images.resolution)
-    for position, (pixels, _) in enumerate(images.pool.map(read, images.files)):
-        whole[position] = pixels
+    for start in range(0, len(images), RESIDENT_CHUNK):
+        jobs = [Job(path, crop) for path in images.files[start : start + RESIDENT_CHUNK]]
+        for position, (pixels, _) in enumerate(images.decoder(jobs, resolution=images.resolution), start):
+            whole[position] = pixels
     return from_arrays(whole, images.labels.cpu(), classes=images.classes, name=images.name, layout="NCHW")
 
 
-def decode(path: Path, *, crop: Crop, mirrored: bool, resolution: int) -> tuple[np.ndarray[Any, Any], Box]:
-    """The crop of one file as uint8 [3, resolution, resolution], and the box that was cut."""
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{path} has {image.width}x{image.height} pixels, more than {MAX_PIXELS}: shrink it")
-            box = crop(image.width, image.height)
-            colours = to_eight_bits(image, str(path)).convert("RGB")
-            pixels = colours.resize((resolution, resolution), Image.Resampling.BILINEAR, box=box)
-    except DataError:
-        raise
-    except Exception as error:  # pillow's decoders fail in many ways on a damaged file
-        raise DataError(f"cannot read the image {path}: {error}; replace or remove it") from error
-    if mirrored:
-        pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.asarray(pixels).transpose(2, 0, 1), box
-
-
-def center_box(width: int, height: int, share: float) -> Box:
-    """(left, top, right, bottom) of the centred square of `share` times the shorter side."""
-    side = min(width, height) * share
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
-
-
-def random_box(width: int, height: int, draws: list[list[float]], options: AugmentOptions) -> Box:
-    """The first drawn box that fits into the image; its area is uniform, its aspect ratio log-uniform.
-
-    Each draw has four uniforms: area, ratio, left, top. Where none fits, the largest centred box of an allowed ratio.
-    """
-    narrow, broad = options.ratio
-    for area, ratio, left, top in draws:
-        target = width * height * (options.scale[0] + area * (options.scale[1] - options.scale[0]))
-        aspect = math.exp(math.log(narrow) + ratio * (math.log(broad) - math.log(narrow)))
-        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            x, y = int(left * (width - w + 1)), int(top * (height - h + 1))
-            return x, y, x + w, y + h
-    aspect = min(max(width / height, narrow), broad)
-    wide, high = min(width, height * aspect), min(height, width / aspect)
-    left, top = (width - wide) / 2, (height - high) / 2
-    return left, top, left + wide, top + high
-
-
 def _scan(
-    root: Path, split: str, classes: list[str] | None, *, resolution: int, center: float, pool: ThreadPoolExecutor
+    root: Path, split: str, classes: list[str] | None, *, resolution: int, center: float, decoder: Decoder
 ) -> FolderImages:
     folder = root / split
     _refuse_leaving(folder, root)
@@ -201,7 +181,7 @@ def _scan(
         labels += [label] * len(inside)
     if not files:
         raise DataError(f"{folder} has no images: the layout is {split}/CLASS/image with {', '.join(sorted(SUFFIXES))}")
-    return FolderImages(files, torch.tensor(labels), classes, f"folder:{root.name}", resolution, center, pool)
+    return FolderImages(files, torch.tensor(labels), classes, f"folder:{root.name}", resolution, center, decoder)
 
 
 def _is_class(path: Path, root: Path) -> bool:

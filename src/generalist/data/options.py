@@ -6,7 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,6 +24,8 @@ from generalist.data.sets import DATASETS, Images, ImageSet, check_joins, from_a
 
 ROOT_VARIABLE = "GENERALIST_DATA"
 _SPECIAL = ["arrays", "folder"]
+NAMED = 5
+"""Corrupt files that a message names; environment.json has them all."""
 
 
 class ExtraOptions(Options):
@@ -71,7 +73,17 @@ class DataOptions(Options):
     """Share of the shorter side that the centre crop of evaluation keeps (224 of 256 by default). Folders only."""
 
     workers: int | None = Field(default=None, ge=1, le=256)
-    """Threads that decode a streamed folder; left out, one for each core, at most 16."""
+    """Threads or processes that decode a folder; left out, one for each core that the job's processes on this machine
+    have each, at most 16."""
+
+    decoder: Literal["threads", "processes"] = "threads"
+    """What decodes a folder's images. Threads start at once and copy nothing; processes pay where thousands of images
+    a second are needed and the threads' shared lock is the limit. Folders only."""
+
+    corrupt: Literal["refuse", "skip"] = "refuse"
+    """What to do with a folder's files that are no whole images (truncated, empty, not an image, too large). `refuse`:
+    stop with the file's name when one is met. `skip`: read every file once before training, leave those out, and say
+    which; a cache below the data directory remembers it until a file changes. Folders only."""
 
     resident: Literal["auto"] | bool = "auto"
     """Whether all images lie in memory. `auto` streams folders and keeps everything else; `true` decodes a folder
@@ -91,6 +103,8 @@ class DataOptions(Options):
             raise ValueError("a folder needs `root`: the directory that has train/CLASS/image files")
         if self.name != "folder" and self.resolution is not None:
             raise ValueError("`resolution` is for `name: folder`; other data sets keep their own size: leave it out")
+        if self.name != "folder" and (self.corrupt != "refuse" or self.decoder != "threads"):
+            raise ValueError("`corrupt` and `decoder` are for `name: folder`: leave them out")
         if self.name != "folder" and self.resident is False:
             raise ValueError("only `name: folder` can be streamed: leave `resident` out")
         if self.extra is not None and self.name == "folder" and self.resident is not True:
@@ -107,6 +121,17 @@ class Splits:
     """None where the data set has no test split."""
     extra: ImageSet | None = None
     """Further training images; they are numbered after those of `train` (see `sets.join`)."""
+    skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By split, the files that were left out because they cannot be read, each with the reason."""
+
+    def notes(self) -> list[str]:
+        """A line on each split that lacks files."""
+        return [
+            f"{split}: {len(files)} corrupt image(s) left out: {'; '.join(files[:NAMED])}"
+            + (f"; and {len(files) - NAMED} more" if len(files) > NAMED else "")
+            for split, files in self.skipped.items()
+            if files
+        ]
 
 
 def data_root(root: str | Path | None) -> Path:
@@ -121,35 +146,46 @@ def data_root(root: str | Path | None) -> Path:
 def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any = None) -> Splits:
     """Read what `options` name. `arrays` goes with `name: arrays`: (images, labels), or a mapping from "train" and
     "test" to such pairs or to image sets."""
-    train, test = _train_and_test(options, trust_code=trust_code, arrays=arrays)
+    if options.name == "folder":
+        if arrays is not None:
+            raise _unwanted(options)
+        splits = _from_folder(options)
+    else:
+        splits = Splits(*_train_and_test(options, trust_code=trust_code, arrays=arrays))
     if options.extra is None:
-        return Splits(train, test)
-    return Splits(train, test, _load_extra(options.extra, root=data_root(options.root), train=train))
+        return splits
+    return replace(splits, extra=_load_extra(options.extra, root=data_root(options.root), train=splits.train))
 
 
 def _train_and_test(options: DataOptions, *, trust_code: bool, arrays: Any) -> tuple[Images, Images | None]:
     if options.name == "arrays":
         return _from_given(arrays)
     if arrays is not None:
-        raise DataError(f"arrays were given, but the recipe says `data.name: {options.name}`: set it to arrays")
-    if options.name == "folder":
-        return _from_folder(options)
+        raise _unwanted(options)
     if is_import_path(options.name):
         limit = None if options.resident is True else memory_budget()
         return load_dataset(options.name, trust_code=trust_code, memory_limit=limit)
     return DATASETS.get(options.name)(data_root(options.root))
 
 
-def _from_folder(options: DataOptions) -> tuple[Images, Images | None]:
+def _unwanted(options: DataOptions) -> DataError:
+    return DataError(f"arrays were given, but the recipe says `data.name: {options.name}`: set it to arrays")
+
+
+def _from_folder(options: DataOptions) -> Splits:
     train, test = load_folder(
         data_root(options.root),
         resolution=options.resolution or 224,
         center=options.center_crop,
         workers=options.workers,
+        decoder=options.decoder,
+        corrupt=options.corrupt,
+        cache=data_root(None) / "checked",
     )
+    skipped = {"train": train.skipped, "test": test.skipped if test is not None else ()}
     if options.resident is not True:
-        return train, test
-    return make_resident(train), make_resident(test) if test is not None else None
+        return Splits(train, test, skipped=skipped)
+    return Splits(make_resident(train), make_resident(test) if test is not None else None, skipped=skipped)
 
 
 def _from_given(arrays: Any) -> tuple[ImageSet, ImageSet | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from generalist.core.random import Key
 from generalist.core.registry import Registry
 from generalist.data.augment import AugmentOptions, apply, draw
 
+AHEAD = 2
+"""Batches of a streamed set that are made while one is used: while one is copied, the other keeps the decoder busy."""
 MAX_CLASSES = 100_000
 """A label beyond this is a mistake; believing it would allocate a classifier of that size."""
 
@@ -126,7 +129,7 @@ def to_unit(images: Tensor) -> Tensor:
 def iterate(
     images: Images, batches: Sequence[Tensor], *, epoch: Key = 0, seed: int = 0, options: AugmentOptions | None = None
 ) -> Iterator[Batch]:
-    """Each batch in turn, augmented where options are given; a streamed set decodes the next one meanwhile."""
+    """Each batch in turn, augmented where options are given; a streamed set decodes the next ones meanwhile."""
 
     def load(index: Tensor) -> Batch:
         if options is None:
@@ -136,13 +139,19 @@ def iterate(
     if images.resident:
         yield from map(load, batches)
         return
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch") as worker:
-        ahead = [worker.submit(load, index) for index in batches[:1]]
-        for following in range(1, len(batches) + 1):
-            current = ahead.pop()
-            if following < len(batches):
-                ahead.append(worker.submit(load, batches[following]))
-            yield current.result()
+    with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="prefetch") as workers:
+        ahead = deque(workers.submit(load, index) for index in batches[:AHEAD])
+        try:
+            for following in range(AHEAD, len(batches) + AHEAD):
+                if not ahead:
+                    return
+                current = ahead.popleft().result()
+                if following < len(batches):
+                    ahead.append(workers.submit(load, batches[following]))
+                yield current
+        finally:
+            for waiting in ahead:  # whoever stops early does not wait for images that nobody wants
+                waiting.cancel()
 
 
 def check_joins(first: Images, second: ImageSet) -> None:

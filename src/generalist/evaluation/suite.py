@@ -135,6 +135,8 @@ def evaluate_model(
     options = options or suite_options(**settings)
     plan = make_plan(attacks, threats, mode=options.mode, precision=options.precision)
     whole: Ints = np.arange(len(images)) if index is None else index.cpu().numpy().astype(np.int64)
+    if options.shards > len(whole):
+        raise GeneralistError(f"{len(whole)} images cannot be cut into {options.shards} parts: ask for fewer parts")
     suite = Suite(model, images, whole, plan, options, listener)
     header = suite.header(place, chosen=index is not None)
     folder = choose_folder(place.out, header, resume=place.resume) if place else None

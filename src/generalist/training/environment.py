@@ -36,6 +36,7 @@ def choose_device(name: str) -> torch.device:
 def describe(splits: Splits, device: torch.device, seed: int) -> dict[str, Any]:
     """The content of environment.json."""
     sets = {"train": splits.train, "test": splits.test, "extra": splits.extra}
+    skipped = {split: list(files) for split, files in splits.skipped.items() if files}
     return {
         "generalist": __version__,
         "commit": _commit(),
@@ -46,6 +47,7 @@ def describe(splits: Splits, device: torch.device, seed: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "seed": seed,
         "data": {name: images.checksum() for name, images in sets.items() if images is not None},
+        **({"skipped": skipped} if skipped else {}),
     }
 
 

@@ -1,0 +1,77 @@
+"""Which files of a folder are no whole images, remembered from one run to the next.
+
+Reading a million images takes minutes, so the outcome is kept under a hash of all names, sizes and times. Several
+processes that start together wait for the first one to have read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from generalist.core.errors import RunError
+from generalist.core.files import write_json
+
+RULES = 1
+"""Counts up when another kind of file becomes acceptable: what was remembered before is then forgotten."""
+
+
+def find_problems(
+    names: Sequence[str],
+    files: Sequence[Path],
+    check: Callable[[Sequence[Path]], list[str | None]],
+    *,
+    cache: Path | None,
+) -> dict[str, str]:
+    """By name, what is wrong with each file that `check` complains of."""
+    memory = cache / f"{_fingerprint(names, files)}.json" if cache is not None else None
+    with _alone(memory):
+        remembered = _read(memory, names)
+        if remembered is not None:
+            return remembered
+        problems = {name: problem for name, problem in zip(names, check(files), strict=True) if problem is not None}
+        if memory is not None:
+            with contextlib.suppress(RunError):  # a place that cannot be written costs time at the next start, no more
+                write_json(memory, problems)
+    return problems
+
+
+def _fingerprint(names: Sequence[str], files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(f"{RULES}\n".encode())
+    for name, path in zip(names, files, strict=True):
+        about = path.stat()
+        digest.update(f"{name} {about.st_size} {about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(memory: Path | None) -> Iterator[None]:
+    """One process at a time, where the memory can be written."""
+    try:
+        if memory is None:
+            raise OSError("nothing is remembered")
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        stream = memory.with_suffix(".lock").open("w")
+    except OSError:
+        yield
+        return
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _read(memory: Path | None, names: Sequence[str]) -> dict[str, str] | None:
+    """What was found before; None where there is nothing, or nothing that fits."""
+    if memory is None or not memory.is_file():
+        return None
+    try:
+        found = json.loads(memory.read_text())
+    except (OSError, ValueError):
+        return None
+    known = set(names)
+    fits = isinstance(found, dict) and all(name in known and isinstance(text, str) for name, text in found.items())
+    return found if fits else None

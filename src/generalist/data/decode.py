@@ -1,0 +1,158 @@
+"""From an image file to pixels: which formats, how large, which part; by threads or by processes.
+
+Decoding is a pure function of the file and the box. Pillow releases Python's lock while it works, so that threads are
+enough for a few thousand images a second; processes have no lock to share, at the price of copying the pixels.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from generalist.core.errors import DataError
+from generalist.data.augment import AugmentOptions
+from generalist.data.pixels import to_eight_bits
+
+FORMATS = ["JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM"]
+"""The content decides, not the name, and pillow knows formats that start other programs: only these are tried."""
+MAX_PIXELS = 64_000_000
+"""Larger images are refused: a small file can unpack to more memory than there is."""
+
+Box = tuple[float, float, float, float]
+Crop = Callable[[int, int], Box]
+"""The box to cut from an image of that width and height."""
+Pixels = np.ndarray[Any, Any]
+DecoderKind = Literal["threads", "processes"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One image to decode."""
+
+    path: Path
+    crop: Crop
+    mirrored: bool = False
+
+
+class Decoder:
+    """Decodes the images it is given, and no others, with so many workers; they start with the first image."""
+
+    def __init__(self, workers: int, kind: DecoderKind = "threads") -> None:
+        self.workers, self.kind = workers, kind
+        # Forking a process that has threads or a GPU would copy locks that nobody holds any more: hence `spawn`.
+        self.pool: Executor = (
+            ThreadPoolExecutor(workers, thread_name_prefix="decode")
+            if kind == "threads"
+            else ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        )
+
+    def __call__(self, jobs: Sequence[Job], *, resolution: int) -> list[tuple[Pixels, Box]]:
+        """The crops and their boxes, in the order of the jobs."""
+        size = 1 if self.kind == "threads" else -(-len(jobs) // self.workers)
+        chunks = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+        return [one for chunk in self._map(_decode_all, [(chunk, resolution) for chunk in chunks]) for one in chunk]
+
+    def problems(self, files: Sequence[Path]) -> list[str | None]:
+        """What is wrong with each file; None where it can be read to its end."""
+        size = max(1, min(64, -(-len(files) // self.workers)))
+        chunks = [files[start : start + size] for start in range(0, len(files), size)]
+        return [one for chunk in self._map(_check_all, [(chunk,) for chunk in chunks]) for one in chunk]
+
+    def _map(self, function: Callable[..., list[Any]], arguments: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+        try:
+            futures = [self.pool.submit(function, *given) for given in arguments]
+            return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that decodes images died: set data.workers lower if memory is short, or data.decoder to "
+                "threads (a script of your own needs `if __name__ == '__main__':` around what it does)"
+            ) from error
+
+
+def default_workers() -> int:
+    """Workers that fit the cores this process may use; several processes of one job on a machine share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun
+    beside = int(text) if text.isascii() and text.isdecimal() else 1
+    return max(1, min(16, (cores or 1) // max(1, beside)))
+
+
+def _decode_all(jobs: Sequence[Job], resolution: int) -> list[tuple[Pixels, Box]]:
+    return [decode(job.path, crop=job.crop, mirrored=job.mirrored, resolution=resolution) for job in jobs]
+
+
+def _check_all(files: Sequence[Path]) -> list[str | None]:
+    return [problem_of(path) for path in files]
+
+
+def problem_of(path: Path) -> str | None:
+    """Why the file is no whole image; None where it is one."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_size(image, path)
+            image.draft(None, (64, 64))  # a JPEG's coefficients are still read to the end, at an eighth of the work
+            to_eight_bits(image, str(path)).convert("RGB")
+    except Exception as error:  # pillow's decoders fail in many ways on a damaged file
+        return " ".join(str(error).replace(str(path), path.name).split())[:200] or type(error).__name__
+    return None
+
+
+def _check_size(image: Image.Image, path: Path) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(f"{path} has {image.width}x{image.height} pixels, more than {MAX_PIXELS}: shrink it")
+
+
+def decode(path: Path, *, crop: Crop, mirrored: bool, resolution: int) -> tuple[Pixels, Box]:
+    """The crop of one file as uint8 [3, resolution, resolution], and the box that was cut."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            _check_size(image, path)
+            box = crop(image.width, image.height)
+            colours = to_eight_bits(image, str(path)).convert("RGB")
+            pixels = colours.resize((resolution, resolution), Image.Resampling.BILINEAR, box=box)
+    except DataError:
+        raise
+    except Exception as error:  # pillow's decoders fail in many ways on a damaged file
+        raise DataError(
+            f"cannot read the image {path}: {error}; replace or remove it, or leave out all "
+            "such images with `data.corrupt: skip`"
+        ) from error
+    if mirrored:
+        pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(pixels).transpose(2, 0, 1), box
+
+
+def center_box(width: int, height: int, share: float) -> Box:
+    """(left, top, right, bottom) of the centred square of `share` times the shorter side."""
+    side = min(width, height) * share
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def random_box(width: int, height: int, draws: list[list[float]], options: AugmentOptions) -> Box:
+    """The first drawn box that fits into the image; its area is uniform, its aspect ratio log-uniform.
+
+    Each draw has four uniforms: area, ratio, left, top. Where none fits, the largest centred box of an allowed ratio.
+    """
+    narrow, broad = options.ratio
+    for area, ratio, left, top in draws:
+        target = width * height * (options.scale[0] + area * (options.scale[1] - options.scale[0]))
+        aspect = math.exp(math.log(narrow) + ratio * (math.log(broad) - math.log(narrow)))
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            x, y = int(left * (width - w + 1)), int(top * (height - h + 1))
+            return x, y, x + w, y + h
+    aspect = min(max(width / height, narrow), broad)
+    wide, high = min(width, height * aspect), min(height, width / aspect)
+    left, top = (width - wide) / 2, (height - high) / 2
+    return left, top, left + wide, top + high

@@ -1,0 +1,77 @@
+"""What expressions can name: the fields of a metrics record, and short names for the usual ones.
+
+Short names: `natural`, `robust` (mean PGD accuracy over the threats), `worst` (the lowest of them), `linf`, `l2`, `l1`
+(where one threat has that norm), `drift`, `mixing_gap`, `ensemble`, `train_seconds` (training so far, without
+validation). All accuracies are the global learner's, as fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from generalist.core.errors import SweepError
+from generalist.core.run import GLOBAL, RunDirectory
+from generalist.recipe import Recipe, stage_recipe
+
+NATURAL = "natural"
+
+
+def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str, Any]:
+    """A validated record with the short names added."""
+    validation = record["validation"]
+    accuracy = validation["accuracy"][GLOBAL]
+    robust = {name: value for name, value in accuracy.items() if name != NATURAL}
+    short: dict[str, Any] = {NATURAL: accuracy[NATURAL], "train_seconds": train_seconds}
+    short |= {name: value for name, value in validation.items() if name != "accuracy"}
+    if robust:
+        short |= {"robust": sum(robust.values()) / len(robust), "worst": min(robust.values())}
+    norms = [name.partition(":")[0] for name in robust]
+    short |= {norm: value for norm, value in zip(norms, robust.values(), strict=True) if norms.count(norm) == 1}
+    return {**short, **record}
+
+
+def example_record(recipe: Recipe, *, trust_code: bool = False) -> dict[str, Any]:
+    """A record such as the recipe's runs will write, with ones for values: what an expression may name."""
+    if recipe.stages:
+        recipe = stage_recipe(recipe, recipe.stages[-1], trust_code=trust_code)
+    learners = [learner.name for learner in recipe.learners]
+    names = [NATURAL, *(str(threat.build()) for threat in recipe.threats())]
+    by_learner = dict.fromkeys(learners, 1.0)
+    accuracy = {subject: dict.fromkeys(names, 1.0) for subject in (GLOBAL, *learners)}
+    record: dict[str, Any] = {
+        "epoch": 1,
+        "step": 1,
+        "lr": by_learner,
+        "gamma": by_learner,
+        "images_per_second": 1.0,
+        "validation": {"accuracy": accuracy, "ensemble": 1.0, "drift": 1.0, "mixing_gap": 1.0},
+        "task_loss": by_learner,
+        "clipped_loss": by_learner,
+        "regret": 1.0,
+        "regret_rounds": 1,
+        "best_epoch": 1,
+    }
+    return measurements(record, train_seconds=1.0)
+
+
+def final_measurements(run: RunDirectory, *, epoch: Literal["best", "last"], batch_size: int) -> dict[str, Any]:
+    """Those of a finished run: of the epoch whose model it keeps as the best, or of the last one."""
+    records = run.read_metrics()
+    validated = [record for record in records if "validation" in record]
+    if not validated:
+        raise SweepError(f"{run.path} has no validation in its metrics.jsonl: remove the directory and start again")
+    wanted = validated[-1]["best_epoch" if epoch == "best" else "epoch"]
+    chosen = next(record for record in reversed(validated) if record["epoch"] == wanted)
+    return measurements(chosen, train_seconds=train_seconds(records, batch_size=batch_size))
+
+
+def train_seconds(records: Sequence[Mapping[str, Any]], *, batch_size: int) -> float:
+    """Seconds that the iterations took, from the logged speeds: a resumed run counts each epoch once."""
+    total, before = 0.0, 0
+    for record in records:
+        speed = record.get("images_per_second") or math.nan
+        total += (record["step"] - before) * batch_size / speed
+        before = record["step"]
+    return round(total, 2)

@@ -1,0 +1,199 @@
+"""The database that workers share: SQLite in the sweep's folder, or PostgreSQL by URL, both through Optuna.
+
+Whoever claims a trial holds a lock on the whole sweep for these milliseconds, so that two workers never take the same
+one. The lock ends with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from generalist.core.errors import SweepError
+from generalist.core.files import clear_write_errors
+from generalist.sweep.definition import Sweep
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import RDBStorage
+
+MISSES = 4
+"""Signs of life that a worker may leave out before it is taken for dead."""
+_LOCK_WAIT = "120s"
+
+
+def optuna_module() -> Any:
+    """Optuna, which sweeps alone need."""
+    try:
+        import optuna
+        import sqlalchemy  # noqa: F401
+    except ImportError:
+        raise SweepError("sweeps need Optuna: pip install 'generalist-at[sweep]'") from None
+    optuna.logging.set_verbosity(logging.WARNING)
+    # Heartbeats are experimental there, and meant for its own loop; ours beats them itself.
+    warnings.filterwarnings("ignore", message=".*[Hh]eartbeat.*", module=r"(optuna|generalist)\..*")
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    return optuna
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sweep's records lie: a database, and the folder of this machine's runs."""
+
+    url: str
+    folder: Path
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password."""
+        import sqlalchemy
+
+        return str(sqlalchemy.make_url(self.url).render_as_string(hide_password=True))
+
+    @property
+    def file(self) -> Path | None:
+        """SQLite's file; None of a server."""
+        import sqlalchemy
+
+        url = sqlalchemy.make_url(self.url)
+        return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
+def choose_place(storage: str | None, folder: Path) -> Place:
+    """The database that `--storage` names; left out, a file in the sweep's folder."""
+    optuna_module()
+    import sqlalchemy
+
+    if storage is None:
+        return Place(f"sqlite:///{folder / 'sweep.db'}", folder)
+    remedy = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+    try:
+        url = sqlalchemy.make_url(storage)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        raise SweepError(f"--storage is not the URL of a database; {remedy}") from None
+    if url.drivername in {"postgresql", "postgres"}:
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername not in {"sqlite", "postgresql+psycopg"}:
+        raise SweepError(f"--storage: {url.drivername!r} is no database that sweeps can use; {remedy}")
+    if url.drivername == "sqlite" and url.database in {None, "", ":memory:"}:
+        raise SweepError("--storage: a database in memory would end with this process; name a file, sqlite:///FILE")
+    return Place(url.render_as_string(hide_password=False), folder)
+
+
+@contextmanager
+def clear_storage_errors(place: Place) -> Iterator[None]:
+    """Turn what a database says into one line, without its password."""
+    optuna = optuna_module()
+    import sqlalchemy
+
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+        text = str(getattr(cause, "orig", None) or cause or error).strip().split("\n")[0]
+        raise SweepError(f"the database {place.shown} does not answer as it should: {text[:300]}") from error
+    except ImportError:
+        raise SweepError(
+            "PostgreSQL needs psycopg: pip install 'generalist-at[sweep]' (or use SQLite: leave --storage out)"
+        ) from None
+
+
+class Lock:
+    """One worker at a time, on all machines that share the database."""
+
+    def __init__(self, place: Place) -> None:
+        import sqlalchemy
+        from sqlalchemy.pool import NullPool
+
+        self.place = place
+        self._engine = None if place.file else sqlalchemy.create_engine(place.url, poolclass=NullPool)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._file() if self.place.file is not None else self._server():
+            yield
+
+    @contextmanager
+    def _file(self) -> Iterator[None]:
+        path = Path(f"{self.place.file}.lock")
+        with clear_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = path.open("w")
+        with stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _server(self) -> Iterator[None]:
+        from sqlalchemy import text
+
+        assert self._engine is not None, "a server has an engine"
+        key = int.from_bytes(hashlib.sha256(b"generalist sweep").digest()[:8], "big", signed=True)
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text(f"set lock_timeout = '{_LOCK_WAIT}'"))
+            # A machine that vanished must not hold the lock for the hours that TCP would wait.
+            connection.execute(text("set tcp_keepalives_idle = 30"))
+            connection.execute(text("set tcp_keepalives_interval = 10"))
+            connection.execute(text("set tcp_keepalives_count = 3"))
+            connection.execute(text("select pg_advisory_lock(:key)"), {"key": key})
+            yield
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An open sweep: its study in the database, and the lock that goes with it."""
+
+    sweep: Sweep
+    place: Place
+    study: Study
+    storage: RDBStorage
+    lock: Lock
+
+
+def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
+    """The sweep's study; made where it is not there yet and `create` says so."""
+    optuna = optuna_module()
+    if not create and place.file is not None and not place.file.is_file():
+        raise SweepError(f"there is no sweep in {place.file} yet: start it first")
+    if place.file is not None and create:
+        with clear_write_errors(place.file):
+            place.file.parent.mkdir(parents=True, exist_ok=True)
+    with clear_storage_errors(place):
+        lock = Lock(place)
+        with lock():  # two workers that make the tables at once would trip over one another
+            storage = optuna.storages.RDBStorage(
+                place.url,
+                engine_kwargs={"connect_args": {"timeout": 60}} if place.file else {"pool_pre_ping": True},
+                heartbeat_interval=sweep.options.heartbeat,
+                grace_period=MISSES * sweep.options.heartbeat,
+            )
+            return Shared(sweep, place, _study(sweep, storage, create=create), storage, lock)
+
+
+def _study(sweep: Sweep, storage: RDBStorage, *, create: bool) -> Study:
+    optuna = optuna_module()
+    directions = [objective.direction for objective in sweep.options.objectives]
+    if sweep.name not in optuna.study.get_all_study_names(storage):
+        if not create:
+            raise SweepError(f"the database has no sweep {sweep.name!r} yet: start it first")
+        study: Study = optuna.create_study(study_name=sweep.name, storage=storage, directions=directions)
+        study.set_user_attr("sweep", sweep.fingerprint())
+        return study
+    study = cast("Study", optuna.load_study(study_name=sweep.name, storage=storage))
+    before = study.user_attrs.get("sweep")
+    same = [direction.name.lower() for direction in study.directions] == directions
+    if before is None and same and not study.get_trials(deepcopy=False):
+        study.set_user_attr("sweep", sweep.fingerprint())  # whoever made it was stopped before it could say so
+    elif before != sweep.fingerprint():
+        raise SweepError(
+            f"the database has another sweep of the name {sweep.name!r} (only `trials`, `heartbeat` and `source` may "
+            "change): give this one another `name`, or another --out or --storage"
+        )
+    return study

@@ -1,0 +1,239 @@
+"""A worker: claims trials, trains them as ordinary runs, reports what they reached, until none is left."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from generalist import api
+from generalist.core.errors import DivergedError, InterruptedRunError, RecipeError, SweepError
+from generalist.core.files import write_text
+from generalist.core.run import RunDirectory
+from generalist.recipe import Recipe
+from generalist.sweep import trials
+from generalist.sweep.definition import Sweep, describe
+from generalist.sweep.measurements import final_measurements, measurements, train_seconds
+from generalist.sweep.storage import Place, Shared, clear_storage_errors, open_shared, optuna_module
+from generalist.sweep.trials import Claim
+from generalist.training.loop import Listener
+from generalist.training.signals import stop_requests
+
+Listening = Callable[[str], AbstractContextManager[Listener]]
+"""Makes the listener of one trial's training; the text says which trial."""
+
+
+class _PrunedError(Exception):
+    """The trial in hand does worse than others did: raised inside training to end it."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"pruned after epoch {epoch}")
+        self.epoch = epoch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a worker stops although trials are left."""
+
+    trials: int | None = None
+    """Trials that it does; None: as many as there are."""
+    timeout: float | None = None
+    """Seconds after which it begins no further one."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process that works on a sweep."""
+
+    shared: Shared
+    device: str
+    say: Callable[[str], None]
+    listening: Listening
+
+    def work(self, limits: Limits) -> int:
+        """Trials until there is none left; the number that this worker did."""
+        started, done, told = time.monotonic(), 0, False
+        while (limits.trials is None or done < limits.trials) and not _late(started, limits):
+            claimed = self._claim()
+            if claimed is not None:
+                self._do(claimed)
+                done, told = done + 1, False
+                continue
+            others = [row for row in trials.rows(self.shared) if row.state in {"running", "waiting"}]
+            if not others:
+                break
+            if not told:
+                self.say(f"waiting for {len(others)} trial(s) of other workers, to go on with them should one die")
+                told = True
+            self._rest()
+        return done
+
+    def _claim(self) -> Claim | None:
+        with self._telling():
+            return trials.claim(self.shared)
+
+    def _rest(self) -> None:
+        with stop_requests() as request:
+            time.sleep(min(self.shared.sweep.options.heartbeat, 5))
+        if request.received is not None:
+            raise InterruptedRunError(
+                "stopped while waiting for other workers; start it again to join", request.received
+            )
+
+    def _do(self, claimed: Claim) -> None:
+        """Train one trial; whatever happens, the database knows whether anybody shall try again."""
+        self.say(f"trial {claimed.number}: {describe(claimed.choice)}")
+        with claimed.hold, self._alive(claimed):
+            try:
+                self._attempt(claimed)
+            except trials.TakenOverError:
+                self.say(f"trial {claimed.number} is another worker's now: this one was taken for dead")
+
+    def _attempt(self, claimed: Claim) -> None:
+        try:
+            self._train(claimed)
+        except (DivergedError, RecipeError, torch.OutOfMemoryError) as error:
+            self.say(f"trial {claimed.number} failed: {error}")
+            with self._telling():
+                trials.fail(self.shared, claimed, str(error))
+        except _PrunedError as ending:
+            self.say(f"trial {claimed.number}: {ending}")
+            with self._telling():
+                trials.prune(self.shared, claimed, epoch=ending.epoch)
+        except BaseException:
+            with self._telling():
+                trials.free(self.shared, claimed)
+            raise
+
+    def _train(self, claimed: Claim) -> None:
+        sweep, folder = self.shared.sweep, trial_folder(self.shared.place.folder, claimed.number)
+        recipe = sweep.recipe(claimed.choice)
+        resume = _resumable(folder)
+        with self.listening(f"trial {claimed.number}") as listener:
+            run = api.train(
+                recipe,
+                out=folder,
+                device=self.device,
+                resume=resume,
+                trust_code=sweep.trust_code,
+                listener=self._watched(listener, claimed, recipe, folder),
+            )
+        found = final_measurements(run, epoch=sweep.options.epoch, batch_size=recipe.train.batch_size)
+        values = [expression.value(found) for expression in sweep.objectives]
+        if not all(math.isfinite(value) for value in values):
+            with self._telling():
+                trials.fail(self.shared, claimed, "an objective is not finite")
+            return
+        measures = {name: expression.value(found) for name, expression in sweep.measures.items()}
+        finite = {name: value for name, value in measures.items() if math.isfinite(value)}
+        with self._telling():
+            trials.finish(self.shared, claimed, values, measures=finite, epoch=int(found["epoch"]))
+        shown = ", ".join(f"{e.text} = {value:.4f}" for e, value in zip(sweep.objectives, values, strict=True))
+        self.say(f"trial {claimed.number}: {shown}")
+
+    def _watched(self, listener: Listener, claimed: Claim, recipe: Recipe, folder: Path) -> Listener:
+        """The listener, and an eye on the validation where trials are pruned."""
+        if self.shared.sweep.options.pruning.kind == "none":
+            return listener
+
+        def epoch(record: dict[str, Any]) -> None:
+            listener.epoch(record)
+            if "validation" in record and record["epoch"] < recipe.train.epochs:
+                self._report(claimed, record, recipe, folder)
+
+        return Listener(say=listener.say, iteration=listener.iteration, epoch=epoch)
+
+    def _report(self, claimed: Claim, record: dict[str, Any], recipe: Recipe, folder: Path) -> None:
+        epoch = int(record["epoch"])
+        seconds = train_seconds(RunDirectory(folder).read_metrics(), batch_size=recipe.train.batch_size)
+        value = self.shared.sweep.objectives[0].value(measurements(record, train_seconds=seconds))
+        if not math.isfinite(value):
+            return
+        try:
+            with self._telling():
+                worse = trials.report(claimed, value, epoch=epoch)
+        except SweepError as error:  # a database that is away for a moment must not end a training
+            self.say(f"warning: {error}")
+            return
+        if worse:
+            raise _PrunedError(epoch)
+
+    def _telling(self) -> AbstractContextManager[None]:
+        return clear_storage_errors(self.shared.place)
+
+    @contextmanager
+    def _alive(self, claimed: Claim) -> Iterator[None]:
+        """Signs of life from a thread of its own while the trial runs."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self.shared.sweep.options.heartbeat):
+                try:
+                    self.shared.storage.record_heartbeat(claimed.attempt)
+                except Exception as error:  # a database that is away for a moment must not end a training
+                    self.say(f"warning: no sign of life could be recorded: {str(error).splitlines()[0][:200]}")
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def run_sweep(
+    sweep: Sweep, place: Place, *, device: str, limits: Limits, say: Callable[[str], None], listening: Listening
+) -> Shared:
+    """Work on a sweep, together with whoever else does, until nothing is left or a limit is reached."""
+    _check_folder(sweep, place.folder)
+    shared = open_shared(sweep, place)
+    shared.study.pruner = _pruner(sweep)
+    write_text(place.folder / "sweep.yaml", sweep.to_yaml())
+    write_text(place.folder / "fingerprint", sweep.fingerprint() + "\n")
+    with clear_storage_errors(place):
+        Worker(shared, device, say, listening).work(limits)
+    return shared
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    return folder / "trials" / f"{number:04}"
+
+
+def _check_folder(sweep: Sweep, folder: Path) -> None:
+    """A folder belongs to one sweep: the runs of another would be taken for its own."""
+    mark = folder / "fingerprint"
+    if mark.is_file() and mark.read_text(errors="replace").strip() != sweep.fingerprint():
+        raise SweepError(f"{folder} holds the runs of another sweep; choose another --out, or another `name`")
+    if not mark.is_file() and (folder / "trials").exists():
+        raise SweepError(f"{folder} has a folder `trials` that no sweep made; choose another --out")
+
+
+def _resumable(folder: Path) -> bool:
+    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away."""
+    if RunDirectory(folder).exists():
+        return True
+    if folder.is_dir() and not any(folder.rglob("*.safetensors")) and not any(folder.rglob("checkpoints/*")):
+        shutil.rmtree(folder)
+    return False
+
+
+def _late(started: float, limits: Limits) -> bool:
+    return limits.timeout is not None and time.monotonic() - started >= limits.timeout
+
+
+def _pruner(sweep: Sweep) -> Any:
+    pruners, options = optuna_module().pruners, sweep.options.pruning
+    if options.kind == "median":
+        return pruners.MedianPruner(n_startup_trials=options.startup, n_warmup_steps=options.warmup)
+    if options.kind == "halving":
+        return pruners.SuccessiveHalvingPruner(min_resource=options.warmup, reduction_factor=3)
+    return pruners.NopPruner()
