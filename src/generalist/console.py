@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from generalist._version import __version__
+from generalist.core import distributed
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.training.loop import Listener
@@ -36,9 +37,11 @@ def print_table(table: Table) -> None:
 
 
 def _complain(problem: object) -> None:
-    """One line, whatever a hostile name or value put into the message."""
+    """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
+    if not distributed.tells():
+        return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
-    errors.print(f"error: {text[:2000]}", markup=False, soft_wrap=True)
+    errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)
 
 
 @contextmanager

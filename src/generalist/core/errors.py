@@ -34,3 +34,7 @@ class InterruptedRunError(GeneralistError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number  # the shell's convention: not done, and nobody's mistake
+
+
+class LostRankError(GeneralistError):
+    """Another process of a distributed job has died, or has not answered in time."""

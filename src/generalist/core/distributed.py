@@ -1,0 +1,236 @@
+"""Start-up and ending of a job of several processes, one a rank, as torchrun launches them.
+
+`with start(device) as group:` joins the processes that torchrun's environment names (NCCL between GPUs, gloo between
+CPUs) and gives each its rank and device; a process on its own gets a group of one, in which nothing is sent. Where a
+rank fails, the others fail with it, and one of them says why.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from generalist.core.errors import GeneralistError, InterruptedRunError, LostRankError
+
+GRACE = 3.0
+"""Seconds in which ranks that lost another one wait for it to say why, or for each other to say that they are there."""
+
+_CAUSE = "cause"
+
+
+@dataclass
+class Group:
+    """The processes of a job. Every rank must make the same calls in the same order."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")
+    timeout: float = 600.0
+    """Seconds that a call waits for the other ranks."""
+    store: dist.Store | None = field(default=None, repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes files and talks to the user."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.agree([0])
+
+    def agree(self, values: list[int]) -> list[int]:
+        """The largest of each value over all ranks."""
+        if self.world == 1:
+            return values
+        agreed = torch.tensor(values, dtype=torch.int64)  # on the host, so that no GPU is waited for
+        with answering():
+            dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        found: list[int] = agreed.tolist()
+        return found
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.world > 1:
+            with answering():
+                dist.all_reduce(values)
+        return values
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The value of each rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        found: list[Any] = [None] * self.world
+        with answering():
+            dist.all_gather_object(found, value)
+        return found
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.world == 1:
+            return value
+        carried = [value]
+        with answering():
+            dist.broadcast_object_list(carried, src=0)
+        return carried[0]
+
+
+@dataclass
+class _Telling:
+    """Who tells the user of a failure."""
+
+    starts: int = 0
+    teller: bool | None = None
+    """Whether this process does; None: no group has failed."""
+    label: str = ""
+    """What its message begins with."""
+
+
+_telling = _Telling()
+
+
+def launched() -> tuple[int, int]:
+    """(rank, world size) by the environment that torchrun sets; (0, 1) where there is none."""
+    return (_variable("RANK", 0), _variable("WORLD_SIZE", 1)) if "WORLD_SIZE" in os.environ else (0, 1)
+
+
+def restarts() -> int:
+    """How often torchrun has started this job's processes anew."""
+    return _variable("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def restartable() -> bool:
+    """Whether torchrun would start them anew."""
+    return _variable("TORCHELASTIC_MAX_RESTARTS", 0) > 0
+
+
+def tells() -> bool:
+    """Whether this process is the one that tells the user of a failure: of several that fail together, one does."""
+    return launched()[0] == 0 if _telling.teller is None else _telling.teller
+
+
+def label() -> str:
+    """`rank N: ` where a failure is that rank's, else nothing."""
+    return _telling.label
+
+
+@contextmanager
+def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iterator[Group]:
+    """Join the job that this process belongs to and leave it at the end; on its own, a group of one.
+
+    `cuda` without a number becomes the GPU of this rank. `timeout` is how many seconds a rank waits for another.
+    """
+    device = device or torch.device("cpu")
+    rank, world = launched()
+    if world == 1:
+        yield Group(device=device)
+        return
+    if dist.is_initialized():  # by the caller, who also ends it
+        yield Group(dist.get_rank(), dist.get_world_size(), _place(device), timeout)
+        return
+    group = _join(rank, world, _place(device), timeout)
+    try:
+        yield group
+        group.barrier()  # nobody leaves while another still needs an answer
+    except BaseException as error:
+        _decide_who_tells(group, error)
+        raise
+    dist.destroy_process_group()
+
+
+def _variable(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isascii() or not text.isdecimal():
+        raise GeneralistError(f"the environment variable {name} is {text!r}, not a number; start with torchrun")
+    return int(text)
+
+
+def _place(device: torch.device) -> torch.device:
+    """The GPU of this rank, where a GPU is wanted and none is named."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    local, there = _variable("LOCAL_RANK", 0), torch.cuda.device_count()
+    if local >= there:
+        raise GeneralistError(
+            f"local rank {local} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
+            "or --device cpu"
+        )
+    return torch.device("cuda", local)
+
+
+def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
+    if rank >= world:
+        raise GeneralistError(f"rank {rank} of {world} processes cannot be: ranks count from 0; start with torchrun")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    wait = timedelta(seconds=timeout)
+    _telling.starts += 1
+    try:
+        whole, _, _ = next(dist.rendezvous("env://", timeout=wait))
+        store = dist.PrefixStore(f"generalist/{_telling.starts}", whole)  # keys of an earlier group stay behind
+        # Small things that steer the job travel between hosts, so that no GPU is waited for.
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world, timeout=wait
+        )
+    except (RuntimeError, ValueError) as error:
+        raise GeneralistError(
+            f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start them with torchrun"
+        ) from error
+    return Group(rank, world, device, timeout, store)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Around a call that needs other ranks: one that does not answer becomes a `LostRankError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRankError(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What the error says, without the place in somebody's source at which it was noticed."""
+    line = str(error).strip().partition("\n")[0][:300]
+    return line.partition("] ")[2] or line if line.startswith("[") else line
+
+
+def _decide_who_tells(group: Group, error: BaseException) -> None:
+    """The first rank that failed by itself; where none says so, one of those that lost it, naming it."""
+    assert group.store is not None, "only a group that `start` has made is ended by it"
+    try:
+        lost = _missing(group) if isinstance(error, LostRankError) else []
+        _telling.teller = group.store.compare_set(_CAUSE, "", str(group.rank)) == str(group.rank).encode()
+    except RuntimeError:  # the store is gone with the process that held it: nobody else can be asked
+        _telling.teller, lost = True, []
+    if isinstance(error, LostRankError):
+        names = f"rank {', '.join(map(str, lost))}" if lost else "another rank"
+        error.args = (
+            f"{names} has died, or has not answered for {group.timeout:g} s ({error}). Go on with --resume, "
+            "with a longer timeout if it was only slow",
+        )
+    if not isinstance(error, InterruptedRunError):  # to which all have agreed
+        _telling.label = f"rank {group.rank}: "
+
+
+def _missing(group: Group) -> list[int]:
+    """Ranks that neither failed by themselves nor noticed that another one did. None where somebody has told."""
+    store = group.store
+    assert store is not None
+    store.set(f"here/{group.rank}", "")
+    end = time.monotonic() + GRACE
+    missing = list(range(group.world))
+    while missing and time.monotonic() < end:
+        if store.check([_CAUSE]):
+            return []
+        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        time.sleep(0.05)
+    return missing
