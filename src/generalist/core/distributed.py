@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from generalist.core.errors import GeneralistError, InterruptedRunError, LostRankError
 
@@ -33,10 +35,10 @@ class Group:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timeout: float = 600.0
     """Seconds that a call waits for the other ranks."""
-    store: dist.Store | None = field(default=None, repr=False)
+    store: Store | None = field(default=None, repr=False)
 
     @property
     def first(self) -> bool:
@@ -155,7 +157,7 @@ def _variable(name: str, default: int) -> int:
 
 def _place(device: torch.device) -> torch.device:
     """The GPU of this rank, where a GPU is wanted and none is named."""
-    if device.type != "cuda" or device.index is not None:
+    if str(device) != "cuda":
         return device
     local, there = _variable("LOCAL_RANK", 0), torch.cuda.device_count()
     if local >= there:
@@ -174,16 +176,14 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
     wait = timedelta(seconds=timeout)
     _telling.starts += 1
     try:
-        whole, _, _ = next(dist.rendezvous("env://", timeout=wait))
-        store = dist.PrefixStore(f"generalist/{_telling.starts}", whole)  # keys of an earlier group stay behind
+        whole, _, _ = next(rendezvous("env://", timeout=wait))
+        store = PrefixStore(f"generalist/{_telling.starts}", whole)  # keys of an earlier group stay behind
         # Small things that steer the job travel between hosts, so that no GPU is waited for.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world, timeout=wait
-        )
+        dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)
     except (RuntimeError, ValueError) as error:
         raise GeneralistError(
-            f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start them with torchrun"
+            f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start with torchrun"
         ) from error
     return Group(rank, world, device, timeout, store)
 
