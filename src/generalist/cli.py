@@ -18,6 +18,7 @@ from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
 from generalist.cli_mix import mix
 from generalist.console import clear_endings, console, show_run, training_listener
+from generalist.core import distributed
 from generalist.core.errors import GeneralistError
 from generalist.data import download
 from generalist.data.options import data_root
@@ -90,7 +91,8 @@ def train(
             trust_code=trust_code,
             listener=listener,
         )
-    show_run(run)
+    if distributed.tells():
+        show_run(run)
 
 
 app.command()(evaluate)

@@ -81,6 +81,9 @@ def percent(value: float) -> str:
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
+    if not distributed.tells():
+        yield Listener()
+        return
     if not console.is_terminal:
         yield Listener(say=lambda text: console.print(escape(text)), epoch=_print_epoch)
         return
