@@ -235,6 +235,10 @@ def test_a_job_of_several_ignores_a_second_signal() -> None:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
         assert request.received == signal.SIGTERM
-    with pytest.raises(KeyboardInterrupt), stop_requests():
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_process_on_its_own_stops_at_once_at_the_second() -> None:
+    with stop_requests() as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            request.handle(signal.SIGTERM, None)

@@ -144,7 +144,7 @@ def test_all_ranks_stop_at_one_iteration_when_asked_to(tmp_path: Path) -> None:
     _, told = launcher.communicate(timeout=240)
     assert launcher.returncode != 0
     assert len(re.findall(r"^error: stopped in epoch \d+ at step \d+", told, re.MULTILINE)) == 1
-    resumed = torchrun([*arguments(run), "--resume"])
+    resumed = torchrun([*arguments(run, "train.parallel.timeout=300"), "--resume"])  # this may be changed
     output, _ = resumed.communicate(timeout=240)
     assert resumed.returncode == 0 and f"resuming {run} at step" in output
     assert_equal_runs(run, tmp_path / "whole")

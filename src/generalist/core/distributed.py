@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +90,6 @@ class Group:
 class _Telling:
     """Who tells the user of a failure."""
 
-    starts: int = 0
     teller: bool | None = None
     """Whether this process does; None: no group has failed."""
     label: str = ""
@@ -174,10 +174,9 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     wait = timedelta(seconds=timeout)
-    _telling.starts += 1
     try:
         whole, _, _ = next(rendezvous("env://", timeout=wait))
-        store = PrefixStore(f"generalist/{_telling.starts}", whole)  # keys of an earlier group stay behind
+        store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, timeout), whole)
         # Small things that steer the job travel between hosts, so that no GPU is waited for.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)
@@ -186,6 +185,33 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
             f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start with torchrun"
         ) from error
     return Group(rank, world, device, timeout, store)
+
+
+def _meet(store: Store, rank: int, world: int, timeout: float) -> str:
+    """A name for this start of the job, the same on all ranks, that no earlier start has had.
+
+    torchrun's store outlives the processes that it starts anew: what they find there may have been left by the dead,
+    and the count of restarts differs between nodes. So each rank asks under a name that is new, and rank 0 answers.
+    """
+    own = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"ask/{rank}", own)
+        name = store.get(f"answer/{own}").decode()
+        store.set(f"{name}/joined/{rank}", "")
+        return name
+    waiting, answered = set(range(1, world)), set[str]()
+    end = time.monotonic() + timeout
+    while waiting:
+        if time.monotonic() > end:
+            raise RuntimeError(f"rank {', '.join(map(str, sorted(waiting)))} did not come within {timeout:g} s")
+        for other in [other for other in waiting if store.check([f"ask/{other}"])]:
+            asked = store.get(f"ask/{other}").decode()
+            if asked not in answered:
+                store.set(f"answer/{asked}", own)
+                answered.add(asked)
+        waiting = {other for other in waiting if not store.check([f"{own}/joined/{other}"])}
+        time.sleep(0.01)
+    return own
 
 
 @contextmanager
