@@ -1,7 +1,7 @@
 """Two processes beside one: how many times as fast each layout trains, in one run on one machine.
 
     python benchmarks/scaling.py                                           # digits, Generalist-D (linf + l2), CPU
-    python benchmarks/scaling.py --recipe cifar10-resnet18-d --processes 2 --device cuda --set train.parallel.timeout=900
+    python benchmarks/scaling.py --recipe cifar10-resnet18-d-linf-l2 --processes 8 --device cuda
 
 Every subject is `generalist.train` as a user calls it, one thread a process: `one process`, then under torchrun each
 layout. They take turns, round by round, so that a machine that slows down slows all of them; the figure of a subject is
@@ -12,6 +12,7 @@ counted. Run it on an idle machine with at least as many cores as processes: the
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -30,6 +31,7 @@ BLOCK = 10
 
 LAYOUTS = {
     "learners": ["train.parallel.layout=learners"],
+    "both": ["train.parallel.layout=both"],
     "data, synchronised BatchNorm": ["train.parallel.layout=data"],
     "data, local BatchNorm": ["train.parallel.layout=data", "train.parallel.sync_batchnorm=false"],
 }
@@ -45,7 +47,7 @@ def measure(recipe: str, changes: list[str], device: str) -> None:
         generalist.train(recipe, overrides=[*quiet, *changes], out=out, device=device, listener=listener)
     if distributed.launched()[0] == 0:
         steady = moments[BLOCK::BLOCK]  # the first block warms up
-        print("seconds", statistics.median(b - a for a, b in zip(steady, steady[1:], strict=False)) / BLOCK, flush=True)
+        print("seconds", statistics.median(b - a for a, b in itertools.pairwise(steady)) / BLOCK, flush=True)
 
 
 def timed(args: argparse.Namespace, changes: list[str], processes: int) -> float:
@@ -65,7 +67,7 @@ def timed(args: argparse.Namespace, changes: list[str], processes: int) -> float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="digits-d-linf-l2")
+    parser.add_argument("--recipe", default="digits-d-linf-l2", help="one with two learners")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
@@ -78,7 +80,8 @@ def main() -> None:
         return
     args.set = ["train.epochs=8", *args.set]
     subjects: dict[str, tuple[list[str], int]] = {"one process": ([], 1)}
-    subjects |= {name: (changes, args.processes) for name, changes in LAYOUTS.items()}
+    fits = {"learners": args.processes == 2, "both": args.processes > 2}  # two learners
+    subjects |= {name: (words, args.processes) for name, words in LAYOUTS.items() if fits.get(name, True)}
     found: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(args.rounds):
         for name, (changes, processes) in subjects.items():

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cli_helpers import run_main
 from torch import Tensor, nn
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
@@ -202,6 +203,15 @@ def test_a_hostile_environment_is_one_clear_line(rank: str, monkeypatch: pytest.
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(GeneralistError, match="start with torchrun"), distributed.start():
         pytest.fail("it must not start")
+
+
+def test_a_hostile_environment_ends_the_command_line_clearly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "[red]")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, told = run_main(["train", "digits-d"], monkeypatch, capsys)
+    assert code == 2 and told.count("\n") == 1 and "RANK is '[red]', not a number" in told
 
 
 def test_a_resumed_run_may_share_the_work_differently(tmp_path: Path) -> None:
