@@ -19,6 +19,7 @@ from generalist.core import distributed
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe
 from generalist.training import checkpoint as checkpoints
+from generalist.training.artefacts import branch_files
 from generalist.training.loop import Trainer
 
 TOLERANCE = 1e-9
@@ -43,7 +44,10 @@ def with_parallel(recipe: Recipe, **options: Any) -> Recipe:
 
 
 def run_on(world: int, cases: Mapping[str, Recipe], out: Path, *, stop: Sequence[str] = ()) -> None:
-    """Train every case below `out` on `world` processes; those in `stop` only to the end of the first epoch."""
+    """Train every case below `out` on `world` processes; those in `stop` only to the end of the first epoch.
+
+    A run named `start` below `out` is where their weights come from.
+    """
     out.mkdir(parents=True, exist_ok=True)
     texts = {name: (case.model_dump_json(), name in stop) for name, case in cases.items()}
     (out / "cases.json").write_text(json.dumps(texts))
@@ -115,7 +119,8 @@ def _main(out: Path) -> None:
                 stop_after(recipe, path, epoch=1, group=group)
                 continue
             trainer: Trainer = make_trainer(recipe, path, splits=tiny_splits(), group=group)
-            trainer.resume()
+            if not trainer.resume() and (start := out / "start").is_dir():
+                trainer.start_from(branch_files(str(start), [learner.name for learner in trainer.learners]))
             trainer.run()
             _check_ranks_agree(trainer)
 

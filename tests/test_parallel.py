@@ -11,7 +11,8 @@ from distributed_helpers import assert_same, result, run_on, with_parallel
 from training_helpers import L2, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
-from generalist.recipe import Recipe
+from generalist.recipe import Recipe, to_yaml
+from generalist.training.artefacts import branch_files
 from generalist.training.parallel_options import ParallelOptions, assign, mesh_shape
 
 SHORT = {"epochs": 2, "checkpoint_epochs": 1}
@@ -25,7 +26,8 @@ def objectives() -> Recipe:
     agr = {**L2, "name": "agr", "objective": {"kind": "agr", "start": 0.0}, "averaging": {"decay": 0.9}}
     norms = {"kind": "e-at", "beside": [{"norm": "l2", "eps": 0.2}]}
     extreme = {**ROBUST, "name": "e-at", "objective": norms, "optimizer": {"lr": 0.01, "kind": "adam"}}
-    part = {**ROBUST, "name": "fat", "objective": "fat", "cutout": 2, "label_smoothing": 0.1}
+    masks = {"kind": "part", "rest": 0.05, "warmup": 0}
+    part = {**ROBUST, "name": "part", "objective": masks, "cutout": 2, "label_smoothing": 0.1}
     return tiny_recipe([awp, agr, extreme, part], train=UNEVEN, mixing=REDISTRIBUTED)
 
 
@@ -93,6 +95,18 @@ def _check_local_statistics(path: Path, whole: Path) -> None:
     losses, wanted_losses = ([record["task_loss"]["robust"] for record in each] for each in (records, wanted))
     assert losses != wanted_losses and losses == pytest.approx(wanted_losses, rel=0.3)
     assert torch.equal(tensors["live.learner.robust.counters"], expected["live.learner.robust.counters"])
+
+
+@pytest.mark.slow
+def test_two_processes_start_from_other_weights_as_one_does(tmp_path: Path) -> None:
+    """Learners with differing weights, and a global learner that is not their mean."""
+    train(train_mode(), tmp_path / "start")
+    (tmp_path / "start" / "recipe.yaml").write_text(to_yaml(train_mode()))
+    trainer = make_trainer(train_mode(), tmp_path / "alone")
+    trainer.start_from(branch_files(str(tmp_path / "start"), ["robust", "l2"]))
+    trainer.run()
+    run_on(2, {"learners": with_parallel(train_mode(), layout="learners")}, tmp_path)
+    assert_same(tmp_path / "learners", tmp_path / "alone")
 
 
 @pytest.mark.slow

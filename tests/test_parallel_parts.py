@@ -21,7 +21,7 @@ from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
 from generalist.stages import run_directory, shared_directory
 from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
-from generalist.training.build import build_learners
+from generalist.training.build import build_engine, build_learners
 from generalist.training.global_share import GlobalShare
 from generalist.training.graph import why_not_graph
 from generalist.training.parallel import Parallel
@@ -182,6 +182,18 @@ def test_the_graph_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     assert why_not_graph(*where, parallel) is None
     parallel.sync = Synchroniser(lambda tensor: None)
     assert "synchronised between ranks" in str(why_not_graph(*where, parallel))
+
+
+def test_synchronised_networks_are_not_compiled(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_recipe(), tmp_path)
+    job = tiny_recipe(train={"compile": True})
+    parallel, said = divided(job), []
+    parallel.sync = Synchroniser(lambda tensor: None)
+    where = (job, trainer.train_images, trainer.learners, trainer.global_learner)
+    before = [learner.view.moves for learner in trainer.learners]
+    build_engine(*where, device=torch.device("cpu"), iterations=9999, say=said.append, parallel=parallel)
+    assert [learner.view.moves for learner in trainer.learners] == before
+    assert said == ["not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"]
 
 
 # -- the environment and the run directory ----------------------------------------------------------------------------

@@ -107,6 +107,9 @@ def build_engine(
     compiled = job.train.compile
     if compiled == "auto":
         compiled = graph and iterations >= WORTH_COMPILING and not job.train.deterministic
+    if compiled and parallel is not None and parallel.sync is not None:
+        say("not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)")
+        compiled = False
     engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner, parallel)
     if compiled:
         engine.compile()

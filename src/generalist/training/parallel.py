@@ -115,7 +115,10 @@ class Parallel:
         source = self.owners[learner] * self.ranks + self.column
         with answering():
             for tensor in tensors:
-                dist.broadcast(tensor, src=source, group=self._learners)
+                dense = tensor.contiguous()  # which weights with channels last are not
+                dist.broadcast(dense, src=source, group=self._learners)
+                if dense is not tensor:
+                    tensor.copy_(dense)
 
     def describe(self) -> dict[str, Any]:
         """For the run's record."""
