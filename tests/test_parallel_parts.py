@@ -124,7 +124,7 @@ def test_only_within_a_step_do_ranks_speak(tmp_path: Path) -> None:
     with model[0].ranks.over(0.5):
         model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16))
         assert model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    assert calls == [3, 2, 3, 2]  # two channels and a count; two sums of squares
+    assert calls == [5, 5]  # two sums, two sums of squares and a count
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

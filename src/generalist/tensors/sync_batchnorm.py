@@ -55,21 +55,23 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def _normalised(layer: Any, x: Tensor) -> Tensor:
-    """In at least single precision; mean first, then squares about it, because their difference would cancel."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    """In at least single precision. Sums and squares travel in one message, taken about the running mean, which all
+    ranks share: about zero, the mean of the squares and the square of the mean could cancel."""
     axes = [0, *range(2, x.dim())]
     along = [1, -1, *[1] * (x.dim() - 2)]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    pivot = wide.new_zeros(x.shape[1]) if layer.running_mean is None else layer.running_mean.clone()
+    shifted = wide - pivot.view(along)
     own = wide.new_full((1,), x.numel() / x.shape[1])
     # The loss of training is a mean, to which each rank contributes by its share; that of an attack, which holds the
     # weights constant, is a sum.
     trains = layer.weight is None or layer.weight.requires_grad
-    sums = _total(torch.cat([wide.sum(axes), own]), layer.ranks, trains)
+    sums = _total(torch.cat([shifted.sum(axes), shifted.square().sum(axes), own]), layer.ranks, trains)
     count = sums[-1].detach()
-    mean = sums[:-1] / count
-    centred = wide - mean.view(along)
-    variance = _total(centred.square().sum(axes), layer.ranks, trains) / count
-    _track(layer, mean.detach(), variance.detach(), count)
-    result = centred * torch.rsqrt(variance + layer.eps).view(along)
+    offset, squares = (sums[:-1] / count).chunk(2)
+    variance = (squares - offset.square()).clamp_min(0)
+    _track(layer, (pivot + offset).detach(), variance.detach(), count)
+    result = (shifted - offset.view(along)) * torch.rsqrt(variance + layer.eps).view(along)
     if layer.weight is not None:
         result = result * layer.weight.view(along) + layer.bias.view(along)
     return result.to(x.dtype)

@@ -26,7 +26,7 @@ class ParallelOptions(Options):
 
     sync_batchnorm: bool = True
     """Where batches are divided: BatchNorm normalises by the statistics of the whole batch, so that results do not
-    depend on the number of ranks, at the price of two small messages a layer and pass. False: by those of the rank's
+    depend on the number of ranks, at the price of a short message a layer and pass. False: by those of the rank's
     own part, and the running statistics are the mean over ranks."""
 
     timeout: Positive = 600.0
