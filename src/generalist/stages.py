@@ -179,10 +179,10 @@ def train_runs(
             stage, ready = ready or build(plan), None
             _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request)
             del stage  # and its memory, before the next one is built
-            request.received = group.agree([request.received or 0])[0] or None
-            if request.received is not None and i + 1 < len(plans):
+            (received,) = group.agree([request.received or 0])
+            if received and i + 1 < len(plans):
                 raise InterruptedRunError(
-                    f"stopped after stage {whole.stages[i].name!r}; go on with --resume", request.received
+                    f"stopped after stage {whole.stages[i].name!r}; go on with --resume", received
                 )
 
 

@@ -146,7 +146,10 @@ class Trainer:
     def run(self, request: StopRequest | None = None) -> None:
         """Train to the last epoch. A caller with several runs to do passes on its own `request` to stop."""
         devices = [self.device] if self.device.type == "cuda" else []
-        with nullcontext(request) if request else stop_requests() as request, torch.random.fork_rng(devices):
+        with (
+            nullcontext(request) if request else stop_requests(patient=self.group.world > 1) as request,
+            torch.random.fork_rng(devices),
+        ):
             self._saved_at = time.monotonic()
             while self.step < self.job.train.epochs * self.steps_per_epoch:
                 self._epoch(self.step // self.steps_per_epoch + 1, request)
@@ -176,8 +179,7 @@ class Trainer:
             self._between_iterations(request, epoch)
         self._end_epoch(epoch, images=(self.step - first) * train.batch_size, seconds=time.monotonic() - started)
         if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
-            self._agree(request)
-            self._answer(request, epoch)
+            self._answer(self._agree(request)[0], epoch)
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
         """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
@@ -185,27 +187,25 @@ class Trainer:
             self.engine.check_finite()
         if self.step % self.steps_per_epoch == 0:
             return  # the epoch's end comes first: whoever resumes from a checkpoint here would leave it out
-        old = self._agree(request)
-        self._answer(request, epoch)
+        received, old = self._agree(request)
+        self._answer(received, epoch)
         if old:
             self.checkpoint()
 
-    def _agree(self, request: StopRequest) -> bool:
-        """Let all ranks know of a signal that one has received; returns whether the last checkpoint is too old."""
+    def _agree(self, request: StopRequest) -> tuple[int, bool]:
+        """What all ranks know after this: a signal that one of them has received, and whether to save what there is."""
         old = self.group.first and time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes
         received, agreed = self.group.agree([request.received or 0, int(old)])
-        request.received = received or None
-        return bool(agreed)
+        return received, bool(agreed)
 
-    def _answer(self, request: StopRequest, epoch: int) -> None:
+    def _answer(self, received: int, epoch: int) -> None:
         """Stop with a checkpoint where a signal asked for it."""
-        if request.received is None:
+        if not received:
             return
         if self._saved_step != self.step:
             self.checkpoint()
         raise InterruptedRunError(
-            f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
-            request.received,
+            f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume", received
         )
 
     def _end_epoch(self, epoch: int, *, images: int, seconds: float) -> None:
