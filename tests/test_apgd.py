@@ -114,11 +114,11 @@ def test_the_path_is_that_of_the_definition(threat):
     path = []
 
     class Spy(Ascent):
-        def _measure(self, x):
+        def _measure(self, x, labels):
             path.append(x.clone())
-            return super()._measure(x)
+            return super()._measure(x, labels)
 
-    search(Spy(model, batch.y, losses.cross_entropy), batch.x, start, threat=threat, steps=30)
+    search(Spy(model, losses.cross_entropy), batch.x, (batch.y,), start, threat=threat, steps=30)
     path = torch.stack(path)
     assert len(path) == 31
     halved = 0
@@ -309,10 +309,10 @@ class Random(nn.Module):
 
 def test_draws_average_gradients_losses_and_margins():
     batch = noise(5, classes=4)
-    single, several = (Ascent(Random(network(4)), batch.y, losses.dlr, draws=n) for n in (1, 3))
-    passes = [single.begin(batch.x) for _ in range(3)]
+    single, several = (Ascent(Random(network(4)), losses.dlr, draws=n) for n in (1, 3))
+    passes = [single.begin(batch.x, (batch.y,)).here for _ in range(3)]
     assert not torch.equal(passes[0].gradient, passes[1].gradient)
-    mean = several.begin(batch.x)
+    mean = several.begin(batch.x, (batch.y,)).here
     assert torch.allclose(mean.gradient, sum(one.gradient for one in passes) / 3)
     assert torch.allclose(mean.loss, sum(one.loss for one in passes) / 3)
     model = Random(network(4))
@@ -393,11 +393,11 @@ def test_points_without_an_answer_are_not_taken(threat):
     x[:, 0, 0, 0] = 0.45
     model = Spoiled(network())
     batch = labelled(model, type(batch)(x=x, y=batch.y, index=batch.index))
-    ascent = Ascent(model, batch.y, losses.cross_entropy)
+    ascent = Ascent(model, losses.cross_entropy)
     start = torch.zeros_like(x)
     start[:10, 0, 0, 0] = 0.08  # half of the paths begin where there is none
-    assert ascent.begin(x + start).loss.isneginf().sum() == 10
-    found = SEARCHES[threat.name](ascent, x, start, threat=threat, steps=20)
+    assert ascent.begin(x + start, (batch.y,)).here.loss.isneginf().sum() == 10
+    found = SEARCHES[threat.name](ascent, x, (batch.y,), start, threat=threat, steps=20)
     with torch.no_grad():
         answered = ~model(found).isnan().any(1)
     assert answered[10:].all() and found.isfinite().all()

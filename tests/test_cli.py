@@ -64,6 +64,7 @@ COMMANDS = {
         "--trust-code",
     },
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
+    "report": {"RUNS", "--out", "--figures", "--formats", "--images", "--device", "--trust-code"},
     "bench train": {
         "--recipe",
         "--set",
@@ -100,7 +101,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_public_names_are_pinned() -> None:
-    assert generalist.__all__ == ["__version__", "evaluate", "load", "mix", "train"]
+    assert generalist.__all__ == ["__version__", "evaluate", "gradcam", "load", "mix", "train"]
     assert all(hasattr(generalist, name) for name in generalist.__all__)
 
 

@@ -49,10 +49,16 @@ def test_a_cascade_is_a_column_for_each_prefix() -> None:
 
 def test_fast_searches_ensembles_in_half_precision_and_confirms() -> None:
     plan = make_plan(["natural", "aa"], [LINF], mode="cascade", precision="fast")
-    assert labels(plan) == [*(f"{name}@bf16" for name in AA), "apgd-ce", "apgd-t"]
-    assert [step.half for step in plan.steps] == [True] * 4 + [False] * 2
+    assert labels(plan) == ["apgd-ce", "apgd-t", "fab-t@bf16", "square@bf16"]
+    assert [step.half for step in plan.steps] == [False, False, True, True]
     each = make_plan(["pgd-20", "apgd-t", "aa"], [LINF], mode="each", precision="fast")
-    assert labels(each) == ["pgd-20", "apgd-t", "apgd-ce@bf16", "fab-t@bf16", "square@bf16", "apgd-ce"]
+    assert labels(each) == ["pgd-20", "apgd-t", "apgd-ce", "fab-t@bf16", "square@bf16"]
+    other = make_plan([SHORT], [LINF], mode="cascade", precision="fast")  # its apgd-ce has fewer steps
+    assert labels(other) == [
+        *(f"{step.label}@bf16" for step in make_plan([SHORT], [LINF], mode="each", precision="default").steps),
+        "apgd-ce",
+        "apgd-t",
+    ]
     two = make_plan(["apgd-dlr", "square"], [LINF], mode="cascade", precision="fast")
     assert [len(column.steps) for column in two.columns] == [1, 4]
 

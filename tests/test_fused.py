@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from generalist.models import ModelOptions, build_model
 from generalist.tensors.folding import CannotFoldError, FoldedNetwork, trace
-from generalist.tensors.fused import FusedNetwork, Plan, fastest, fuse, plan
+from generalist.tensors.fused import FusedNetwork, Plan, _in_range, fastest, fuse, plan
 
 TOLERANCE = 1e-12
 
@@ -372,3 +372,13 @@ def test_fastest_form_on_a_gpu() -> None:
     assert form(registered("preact-resnet18", torch.float32)) is FoldedNetwork
     assert form(registered("small", torch.float32, width=4)) is FoldedNetwork  # no whole tiles of channels
     assert form(disturbed(Net(late_stride, width=64), torch.float32)) is FoldedNetwork
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1.0, 3e4, 1e30])
+def test_gradients_are_brought_into_the_range_of_float16_and_back_exactly(size: float) -> None:
+    g = torch.linspace(-1, 1, 24).reshape(4, 6) * size
+    g[2] = 0
+    scaled, exponent = _in_range(g)
+    largest = scaled.abs().amax(1)
+    assert ((largest[[0, 1, 3]] >= 0.5) & (largest[[0, 1, 3]] < 1)).all() and largest[2] == 0
+    assert torch.equal(torch.ldexp(scaled, exponent.unsqueeze(1)), g)

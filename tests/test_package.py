@@ -38,6 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_data_recipes_and_the_typing_marker(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"generalist/py.typed", "generalist/data/digits.npz", "generalist/cli.py"} <= names
+    assert {"generalist/report/report.css", "generalist/report/report.js"} <= names
     recipes = {f"generalist/recipes/{path.name}" for path in (ROOT / "src/generalist/recipes").glob("*.yaml")}
     assert len(recipes) > 20 and recipes <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -49,8 +49,13 @@ def windows(painter: Painter, count: int, queries: range, what: str) -> Tensor:
     return (rows[..., :, None] & columns[..., None, :])[:, :, None]
 
 
+def planned(painter: Painter, count: int, query: int) -> list[Tensor]:
+    """What is planned for one query alone."""
+    return [part[0] for part in painter.plan(draws(count), range(query, query + 1))]
+
+
 def proposed(painter: Painter, best: Tensor, query: int) -> Tensor:
-    return painter.proposal(best, painter.plan(draws(len(best)), range(query, query + 1)), 0)
+    return painter.proposal(best, painter.given, planned(painter, len(best), query))
 
 
 # The schedule
@@ -99,7 +104,9 @@ def test_a_query_is_the_same_however_many_are_drawn_at_once(norm: str) -> None:
     start = painter.start(draws(8))
     plan = painter.plan(draws(8), range(3, 9))
     for i, query in enumerate(range(3, 9)):
-        assert torch.equal(painter.proposal(start, plan, i), proposed(painter, start, query))
+        assert torch.equal(
+            painter.proposal(start, painter.given, [part[i] for part in plan]), proposed(painter, start, query)
+        )
     assert painter.chunk() >= 1
 
 
@@ -154,14 +161,14 @@ def test_a_repainted_window_spends_the_budget_exactly(norm: str, shape: tuple[in
     assert torch.allclose(threat.norm(delta), full)
     for query in range(1, 30):
         painter.resize(0.8 / query)
-        new = painter.repainted(delta, painter.plan(draws(12), range(query, query + 1)), 0)
+        new = painter.repainted(delta, planned(painter, 12, query))
         assert torch.allclose(threat.norm(new), full)
         first, second = (windows(painter, 12, range(query, query + 1), what)[0] for what in ("window", "erased"))
         assert torch.equal(new * ~(first | second), delta * ~(first | second))
         assert not (new * (second & ~first)).any()
         delta = new
     # What a clipped perturbation lost is spent again.
-    assert torch.allclose(threat.norm(painter.repainted(delta / 3, painter.plan(draws(12), range(50, 51)), 0)), full)
+    assert torch.allclose(threat.norm(painter.repainted(delta / 3, planned(painter, 12, 50))), full)
 
 
 def test_pyramids_are_the_papers_sums() -> None:
@@ -300,8 +307,8 @@ def test_a_query_never_looks_at_a_value(norm: str) -> None:
         search = square._Search(lambda z: z.flatten(1)[:, :3], batch)
         painter = PAINTERS.get(norm)(search.natural, 0.1)
         search.start(painter.start(draws(4)))
-        search.run(painter, draws(4), 0.4, range(1, 5))
-    assert search.best.shape == (4, 3, 5, 7)
+        search.run(painter, draws(4), 0.4, range(1, 5), key=None)
+    assert search.hunt.best.shape == (4, 3, 5, 7)
 
 
 def test_mistakes_are_told() -> None:

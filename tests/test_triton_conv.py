@@ -1,4 +1,4 @@
-"""The Triton kernels against torch: in bfloat16 on a GPU, in float32 through Triton's interpreter on any machine.
+"""The Triton kernels against torch: in half precision on a GPU, in float32 through Triton's interpreter on any machine.
 
 On a GPU: `pytest -m gpu tests/test_triton_conv.py`. Without one: `TRITON_INTERPRET=1 pytest tests/test_triton_conv.py`,
 where triton is installed.
@@ -32,7 +32,7 @@ from test_fused import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from generalist.tensors.fused import FusedNetwork, fuse
+from generalist.tensors.fused import FusedNetwork, fuse, like_tensor_float
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 WHY_NOT = "needs triton and TRITON_INTERPRET=1"
@@ -54,6 +54,7 @@ class Place:
 @pytest.fixture(
     params=[
         pytest.param(Place("cuda", torch.bfloat16), marks=pytest.mark.gpu, id="gpu"),
+        pytest.param(Place("cuda", torch.float16), marks=pytest.mark.gpu, id="gpu-float16"),
         pytest.param(
             Place("cpu", torch.float32), marks=pytest.mark.skipif(not INTERPRETED, reason=WHY_NOT), id="interpreter"
         ),
@@ -73,14 +74,15 @@ def kernels() -> Any:
 def assert_within_rounding(found: Tensor, compute: Callable[[Callable[[Tensor], Tensor]], Tensor], terms: int) -> None:
     """`compute(f)` is the result of the inputs after `f`: exact in float64, and for `abs` the sum of all magnitudes.
 
-    Products of bfloat16 are exact in float32, each of `terms` additions rounds by at most 2^-24 of the magnitudes'
-    sum (float32 products round once more; tensor cores cut off bits instead of rounding, hence 2^-22), and storing
-    the result rounds it by half a unit in the last place.
+    Products of half precision are exact in float32, each of `terms` additions rounds by at most 2^-24 of the sum of
+    magnitudes (float32 products round once more; tensor cores cut off bits instead of rounding, hence 2^-22), and
+    storing the result rounds it by half a unit in the last place.
     """
     exact, magnitude = compute(lambda t: t.double()), compute(lambda t: t.double().abs())
     unit = torch.finfo(found.dtype).eps / 2
     addition = 2.0**-22 if found.is_cuda else 2.0**-24
-    bound = unit * exact.abs() + (terms + 2) * addition * magnitude + 1e-30
+    least = torch.finfo(found.dtype).tiny * unit  # of float16, numbers near 0 have fewer bits
+    bound = unit * exact.abs() + (terms + 2) * addition * magnitude + least + 1e-30
     assert ((found.double() - exact).abs() <= bound * (1 + unit)).all()
     assert exact.abs().max() > 0.1
 
@@ -222,8 +224,9 @@ def test_image_gradient(place: Place, size: tuple[int, int, int], channels: int)
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("channels", "kernel"), [(3, 3), (64, 3), (128, 3), (128, 1)])
-def test_folding_kernel(place: Place, channels: int, kernel: int, reverse: bool) -> None:
-    weight = place.random(128, channels, kernel, kernel, dtype=torch.float32)
+@pytest.mark.parametrize("order", [torch.contiguous_format, LAST])
+def test_folding_kernel(place: Place, channels: int, kernel: int, reverse: bool, order: torch.memory_format) -> None:
+    weight = place.random(128, channels, kernel, kernel, dtype=torch.float32).contiguous(memory_format=order)
     gain, shift, mean = (place.random(128, dtype=torch.float32) for _ in range(3))
     variance = place.random(128, dtype=torch.float32).abs() + 0.1
     columns = kernels().IMAGE_CHANNELS if channels < kernels().IMAGE_CHANNELS else channels
@@ -239,7 +242,8 @@ def test_folding_kernel(place: Place, channels: int, kernel: int, reverse: bool)
         (forward, forward_matrix(folded)),
         (backward[:, :channels], backward_matrix(folded, reverse=reverse)),
     ):
-        assert ((found.double() - exact).abs() <= share * exact.abs()).all()
+        least = torch.finfo(place.dtype).tiny * torch.finfo(place.dtype).eps
+        assert ((found.double() - exact).abs() <= share * exact.abs() + least).all()
     assert (backward[:, channels:] == 0).all()
     exact_bias = shift.double() - mean.double() * scale
     assert ((bias.double() - exact_bias).abs() <= 2.0**-20 * (shift.double().abs() + (mean * scale).abs())).all()
@@ -335,6 +339,42 @@ def test_refresh_follows_in_place(place: Place) -> None:
 
 def cosine(first: Tensor, second: Tensor) -> float:
     return float(torch.cosine_similarity(first.double().flatten(), second.double().flatten(), dim=0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", [torch.contiguous_format, LAST])
+@pytest.mark.parametrize("size", [1.0, 1e-9, 1e9])
+def test_float16_is_as_good_as_cudnn_in_float32(order: torch.memory_format, size: float) -> None:
+    """By default cuDNN multiplies in TensorFloat-32. The size of the loss does not matter."""
+    model = registered("resnet18", torch.float32).cuda().to(memory_format=order)
+    network = like_tensor_float(model, shape=(3, 32, 32))
+    assert network is not None
+    x = images(64, 32, torch.float32).cuda()
+
+    def error(classifier: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        image = x.to(dtype).requires_grad_()
+        logits = classifier(image)
+        assert logits.dtype == dtype
+        gradient = torch.autograd.grad((size * logits[:, 0]).sum(), image)[0]
+        return logits.detach().double(), gradient.double() / size
+
+    exact = error(copy.deepcopy(model).double(), torch.float64)
+    for mine, theirs, true in zip(error(network), error(model), exact, strict=True):
+        assert (mine - true).norm() <= 1.5 * (theirs - true).norm()
+
+
+@pytest.mark.gpu
+def test_values_beyond_the_range_of_float16_saturate() -> None:
+    place = Place("cuda", torch.float16)
+    x, weight = place.random(1, 64, 4, 4).abs() * 1e4, place.random(64, 64, 3, 3).abs()
+    found = kernels().conv3x3(x, forward_matrix(weight))
+    assert found.isfinite().all() and found.max() == torch.finfo(torch.float16).max
+
+
+@pytest.mark.gpu
+def test_where_the_flags_ask_for_all_of_float32_it_is_left_to_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    assert like_tensor_float(registered("resnet18", torch.float32).cuda(), shape=(3, 32, 32)) is None
 
 
 @pytest.mark.gpu

@@ -9,5 +9,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from generalist._version import __version__
 from generalist.api import evaluate, load, mix, train
+from generalist.gradcam import gradcam
 
-__all__ = ["__version__", "evaluate", "load", "mix", "train"]
+__all__ = ["__version__", "evaluate", "gradcam", "load", "mix", "train"]

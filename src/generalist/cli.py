@@ -17,6 +17,7 @@ from generalist.cli_bench import bench_app
 from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
 from generalist.cli_mix import mix
+from generalist.cli_report import report
 from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core import distributed
 from generalist.core.errors import GeneralistError
@@ -98,6 +99,7 @@ def train(
 app.command()(evaluate)
 app.command()(mix)
 app.command()(compare)
+app.command()(report)
 
 
 @data_app.command("list")

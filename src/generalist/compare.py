@@ -64,6 +64,8 @@ class Row:
     model: str
     method: str
     cells: dict[str, Cell] = field(default_factory=dict)
+    subject: str = ""
+    """Which network of a run: `best`, `last` or a learner's name."""
 
 
 # -- our runs ---------------------------------------------------------------------------------------------------------
@@ -80,7 +82,8 @@ def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
     for path, summary in summaries:
         subject = str(summary.get("subject", "model"))
         name = run.name if subject == "best" else f"{run.name} ({subject})"
-        row = rows.setdefault(subject, Row(name, OURS, recipe.data.name, recipe.model.name, method_of(recipe.learners)))
+        about = (recipe.data.name, recipe.model.name, method_of(recipe.learners))
+        row = rows.setdefault(subject, Row(name, OURS, *about, subject=subject))
         for column, cell in _cells(summary, path).items():
             known = row.cells.get(column)
             # More images say more; of two equally large evaluations the stronger attack counts.

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from generalist.attacks import losses
 from generalist.attacks.apgd_l1 import search_l1
-from generalist.attacks.ascent import Ascent, Search, pick
+from generalist.attacks.ascent import Ascent, Labels, Point, Search, Trail, pick
 from generalist.attacks.base import Found
 from generalist.attacks.losses import SampleLoss
 from generalist.attacks.pgd import Classifier, borrowed
@@ -24,6 +24,7 @@ from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
+from generalist.tensors.capture import Given
 
 MOMENTUM = 0.75
 """Weight of the gradient step; the rest goes to the step before it. The first step has none before it."""
@@ -50,40 +51,56 @@ def checkpoints(steps: int) -> list[int]:
     return sorted(set(ends))
 
 
-def search(ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
+class Climb(NamedTuple):
+    """What a step of Auto-PGD reads and changes."""
+
+    previous: Tensor
+    """The images before the last step; those after it are where the trail ends."""
+    rises: Tensor
+    """Steps since the last checkpoint that raised the loss, [B]."""
+    trail: Trail
+
+
+def search(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
     """The most wrong image on Auto-PGD's path from the perturbation `start`, for linf and l2."""
-    current = previous = perturb(x, threat.project(start))
-    seen = ascent.begin(current)
-    size = torch.full_like(seen.loss, FIRST_STEP * threat.eps)
-    gradient, before = seen.gradient, seen.loss
-    rises, halved = torch.zeros_like(before), torch.zeros_like(before, dtype=torch.bool)
-    best_then, last, ends = before, 0, set(checkpoints(steps))
+    begin = perturb(x, threat.project(start))
+    trail = ascent.begin(begin, labels)
+    climb = Climb(previous=begin, rises=torch.zeros_like(trail.here.loss), trail=trail)
+    size = torch.full_like(trail.here.loss, FIRST_STEP * threat.eps)
+    halved, best_then, last = torch.zeros_like(size, dtype=torch.bool), trail.here.loss, 0
+    step = ascent.repeated("step", partial(_step, ascent, threat, MOMENTUM), threat)
+    ends = set(checkpoints(steps))
     for i in range(1, steps + 1):
-        momentum = MOMENTUM if i > 1 else 1.0
-        size_now = per_sample(size, x)
-        following = _advance(x, current, previous, gradient, threat=threat, size=size_now, momentum=momentum)
-        previous, current = current, following
-        seen = ascent.go(current)
-        rises = rises + (seen.loss > before)
-        gradient, before = seen.gradient, seen.loss
+        given = (x, size, *labels)
+        climb = step(climb, given) if i > 1 else _step(ascent, threat, 1.0, climb, given)
         if i in ends:
             # Too few steps went up, or a whole period with the present step size found nothing better.
-            halve = (rises < RHO * (i - last)) | (~halved & (ascent.best.loss <= best_then))
-            size = torch.where(halve, size / 2, size)
-            current = pick(halve, ascent.best.x, current)
-            gradient = pick(halve, ascent.best.gradient, gradient)
-            before = torch.where(halve, ascent.best.loss, before)
-            rises, halved, best_then, last = torch.zeros_like(rises), halve, ascent.best.loss, i
-    return ascent.most_wrong
+            best = climb.trail.best
+            halved = (climb.rises < RHO * (i - last)) | (~halved & (best.loss <= best_then))
+            size = torch.where(halved, size / 2, size)
+            climb, best_then, last = _back_to_best(climb, halved), best.loss.clone(), i
+    return climb.trail.most_wrong
 
 
-def _advance(
-    x: Tensor, current: Tensor, previous: Tensor, gradient: Tensor, *, threat: Threat, size: Tensor, momentum: float
-) -> Tensor:
+def _step(ascent: Ascent, threat: Threat, momentum: float, climb: Climb, given: Given) -> Climb:
     """A gradient step, mixed with the step before it."""
-    ahead = perturb(x, threat.project(current - x + size * threat.steepest(gradient)))
-    mixed = current + momentum * (ahead - current) + (1 - momentum) * (current - previous)
-    return perturb(x, threat.project(mixed - x))
+    x, size, *labels = given
+    here = climb.trail.here
+    ahead = perturb(x, threat.project(here.x - x + per_sample(size, x) * threat.steepest(here.gradient)))
+    mixed = here.x + momentum * (ahead - here.x) + (1 - momentum) * (here.x - climb.previous)
+    trail = ascent.go(climb.trail, perturb(x, threat.project(mixed - x)), tuple(labels))
+    return Climb(previous=here.x, rises=climb.rises + (trail.here.loss > here.loss), trail=trail)
+
+
+def _back_to_best(climb: Climb, where: Tensor) -> Climb:
+    """Go on from the best point where asked for, and count rises anew."""
+    here, best = climb.trail.here, climb.trail.best
+    here = Point(
+        x=pick(where, best.x, here.x),
+        loss=torch.where(where, best.loss, here.loss),
+        gradient=pick(where, best.gradient, here.gradient),
+    )
+    return climb._replace(rises=torch.zeros_like(climb.rises), trail=climb.trail._replace(here=here))
 
 
 SEARCHES: dict[str, Search] = {"linf": search, "l2": search, "l1": search_l1}
@@ -119,9 +136,9 @@ class APGD(InRounds):
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
         check_norm(self.name, threat)
         with borrowed(model):
-            ascent = Ascent(model, batch.y, LOSSES[self.loss], draws=self.draws)
+            ascent = Ascent(model, LOSSES[self.loss], key=self, draws=self.draws)
             start = starting_point(self.name, batch, round, threat=threat, seed=seed)
-            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
+            x = SEARCHES[threat.name](ascent, batch.x, (batch.y,), start, threat=threat, steps=self.steps)
             return settle(model, batch, x, threat=threat)
 
 
@@ -159,9 +176,9 @@ class TargetedAPGD(InRounds):
             with torch.no_grad():
                 logits = widen(model(batch.x))
             target = losses.likely_wrong(logits, batch.y, round % self._ranks(logits.shape[1]) + 1)
-            ascent = Ascent(model, batch.y, partial(losses.dlr_targeted, target=target))
+            ascent = Ascent(model, losses.dlr_targeted, key=self)
             start = starting_point(self.name, batch, round, threat=threat, seed=seed)
-            x = SEARCHES[threat.name](ascent, batch.x, start, threat=threat, steps=self.steps)
+            x = SEARCHES[threat.name](ascent, batch.x, (batch.y, target), start, threat=threat, steps=self.steps)
             return settle(model, batch, x, threat=threat)
 
 

@@ -6,13 +6,16 @@ stages, the start's size and the rounding of the sparsity follow AutoAttack's re
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generalist.attacks.ascent import Ascent, pick
+from generalist.attacks.ascent import Ascent, Labels, Trail, pick
 from generalist.attacks.rounds import per_sample
 from generalist.attacks.threats import Threat
+from generalist.tensors.capture import Given
 
 START_SIZE = 0.8
 """Mean size of a coordinate of the start before it is projected: that of standard normal noise."""
@@ -62,7 +65,7 @@ def sparse_step(gradient: Tensor, share: Tensor) -> Tensor:
     return (signs / signs.abs().sum(1, keepdim=True).clamp_min(1)).reshape(gradient.shape)
 
 
-def search_l1(ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
+def search_l1(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
     """The most wrong image on the way from `start`, through balls of three, two and one eps."""
     # Far out, so that projecting leaves few coordinates: starts are sparse, as the points sought are, and differ more.
     start = start * (START_SIZE * x[0].numel() / threat.eps)
@@ -71,32 +74,38 @@ def search_l1(ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps
         eps = radius * threat.eps
         count = left if radius == 1 else min(left, -(-percent * steps // 100))
         left -= count
-        point = _walled(x, point - x, eps)
-        _climb(ascent, x, point, eps=eps, steps=count)
-        point = ascent.best.x
-    return ascent.most_wrong
+        trail = _climb(ascent, x, labels, _walled(x, point - x, eps), eps=eps, steps=count)
+        point = trail.best.x
+    return trail.most_wrong
 
 
-def _climb(ascent: Ascent, x: Tensor, start: Tensor, *, eps: float, steps: int) -> None:
+def _climb(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, eps: float, steps: int) -> Trail:
     """Ascend in one ball, with the sparsity of `start` to begin with."""
-    current = start
-    gradient = ascent.begin(current).gradient
+    trail = ascent.begin(start, labels)
     total = x[0].numel()
     used = _changed(start, x)
     share = used / total / SPARSER
     size = torch.full_like(used, eps)
     period = max(steps * 4 // 100, 1)
+    step = ascent.repeated("step-l1", partial(_step, ascent, eps), eps)
     for i in range(1, steps + 1):
-        delta = current - x + per_sample(size, x).to(x.dtype) * sparse_step(gradient, share)
-        current = _walled(x, delta, eps)
-        gradient = ascent.go(current).gradient
+        trail = step(trail, (x, size, share, *labels))
         if i % period == 0:
-            used_now = _changed(ascent.best.x, x)
+            here, best = trail.here, trail.best
+            used_now = _changed(best.x, x)
             sparser = used_now < SETTLED * used
             size = torch.where(sparser, eps, (size / SPARSER).clamp_min(SMALLEST_STEP * eps))
             used, share = used_now, used_now / total / SPARSER
-            current = pick(sparser, ascent.best.x, current)
-            gradient = pick(sparser, ascent.best.gradient, gradient)
+            x_now, gradient = pick(sparser, best.x, here.x), pick(sparser, best.gradient, here.gradient)
+            trail = trail._replace(here=here._replace(x=x_now, gradient=gradient))
+    return trail
+
+
+def _step(ascent: Ascent, eps: float, trail: Trail, given: Given) -> Trail:
+    x, size, share, *labels = given
+    here = trail.here
+    delta = here.x - x + per_sample(size, x).to(x.dtype) * sparse_step(here.gradient, share)
+    return ascent.go(trail, _walled(x, delta, eps), tuple(labels))
 
 
 def _walled(x: Tensor, delta: Tensor, eps: float) -> Tensor:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from generalist.attacks.losses import SampleLoss, margin
+from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, gradient_of
 from generalist.attacks.rounds import per_sample
 from generalist.attacks.threats import Threat, widen
+from generalist.tensors.capture import State, Step, recorded
+
+Labels = tuple[Tensor, ...]
+"""The labels, and what else a loss reads sample by sample (the targets)."""
+
+LabelledLoss = Callable[..., Tensor]
+"""(logits [B, K], *labels) to a loss [B]."""
 
 
 def pick(mask: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
@@ -19,8 +26,7 @@ def pick(mask: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
     return torch.where(per_sample(mask, other), chosen, other)
 
 
-@dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """Images with their loss [B] and its gradient."""
 
     x: Tensor
@@ -28,11 +34,11 @@ class Point:
     gradient: Tensor
 
 
-class Ascent:
-    """Points visited on the way up. One whose loss is nan is never the best, nor the most wrong where its margin is.
+class Trail(NamedTuple):
+    """Where an ascent is, and what it remembers of its way."""
 
-    Nothing is larger than nan, so a first point without a number counts as -inf.
-    """
+    here: Point
+    """The point visited last."""
 
     best: Point
     """For each sample the point of largest loss."""
@@ -40,54 +46,68 @@ class Ascent:
     most_wrong: Tensor
     """For each sample the image of largest margin: misclassified if any was, and the safest of these from rounding."""
 
-    def __init__(self, model: Classifier, y: Tensor, loss: SampleLoss, *, draws: int = 1) -> None:
-        self._model, self._y, self._loss, self._draws = model, y, loss, draws
+    margin: Tensor
+    """The margin of `most_wrong`."""
 
-    def begin(self, x: Tensor) -> Point:
-        """Forget all, and visit `x`."""
-        point, margins = self._measure(x)
-        point = Point(point.x, _ordered(point.loss), point.gradient)
-        self.best, self.most_wrong, self._margin = point, x, _ordered(margins)
-        return point
 
-    def go(self, x: Tensor) -> Point:
-        """Visit `x`."""
-        point, margins = self._measure(x)
-        better = point.loss > self.best.loss
-        self.best = Point(
-            x=pick(better, x, self.best.x),
-            loss=torch.fmax(point.loss, self.best.loss),
-            gradient=pick(better, point.gradient, self.best.gradient),
+class Ascent:
+    """Visits points on the way up. One whose loss is nan is never the best, nor the most wrong where its margin is.
+
+    Nothing is larger than nan, so a first point without a number counts as -inf.
+    """
+
+    def __init__(self, model: Classifier, loss: LabelledLoss, *, key: Hashable = None, draws: int = 1) -> None:
+        """`key` names the attack with its settings, for a network whose recorder tells attacks apart by it."""
+        self._model, self._loss, self._key, self._draws = model, loss, key, draws
+
+    def repeated(self, name: str, step: Step[State], *settings: Hashable) -> Step[State]:
+        """A step that is taken many times, recorded where the network allows it. It closes over these settings."""
+        return recorded(self._model, (self._key, name, *settings), step)
+
+    def begin(self, x: Tensor, labels: Labels) -> Trail:
+        """Visit the first point."""
+        point, margins = self._measure(x, labels)
+        point = point._replace(loss=_ordered(point.loss))
+        return Trail(here=point, best=point, most_wrong=x, margin=_ordered(margins))
+
+    def go(self, trail: Trail, x: Tensor, labels: Labels) -> Trail:
+        """Visit the next one."""
+        point, margins = self._measure(x, labels)
+        better = point.loss > trail.best.loss
+        best = Point(
+            x=pick(better, x, trail.best.x),
+            loss=torch.fmax(point.loss, trail.best.loss),
+            gradient=pick(better, point.gradient, trail.best.gradient),
         )
-        worse = margins > self._margin
-        self.most_wrong = pick(worse, x, self.most_wrong)
-        self._margin = torch.fmax(margins, self._margin)
-        return point
+        most_wrong = pick(margins > trail.margin, x, trail.most_wrong)
+        return Trail(here=point, best=best, most_wrong=most_wrong, margin=torch.fmax(margins, trail.margin))
 
-    def _measure(self, x: Tensor) -> tuple[Point, Tensor]:
+    def _measure(self, x: Tensor, labels: Labels) -> tuple[Point, Tensor]:
         """Loss, gradient and margin at `x`: of one pass, or means over several where the model answers at random."""
-        point, margins = self._pass(x)
+        point, margins = self._pass(x, labels)
         if self._draws == 1:
             return point, margins
         loss, gradient = point.loss, point.gradient
         for _ in range(self._draws - 1):
-            again, more = self._pass(x)
+            again, more = self._pass(x, labels)
             loss, gradient, margins = loss + again.loss, gradient + again.gradient, margins + more
         return Point(point.x, loss / self._draws, gradient / self._draws), margins / self._draws
 
-    def _pass(self, x: Tensor) -> tuple[Point, Tensor]:
+    def _pass(self, x: Tensor, labels: Labels) -> tuple[Point, Tensor]:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             logits = widen(self._model(x))
-            loss = self._loss(logits, self._y)
+            loss = self._loss(logits, *labels)
             gradient = gradient_of(loss.sum(), x)
-            return Point(x.detach(), loss.detach(), gradient), margin(logits.detach(), self._y)
+            return Point(x.detach(), loss.detach(), gradient), margin(logits.detach(), labels[0])
 
 
 class Search(Protocol):
     """A way up for one norm, from the perturbation `start` of `x`; the answer is the most wrong image on it."""
 
-    def __call__(self, ascent: Ascent, x: Tensor, start: Tensor, *, threat: Threat, steps: int) -> Tensor: ...
+    def __call__(
+        self, ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: Threat, steps: int
+    ) -> Tensor: ...
 
 
 def _ordered(values: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +27,21 @@ from generalist.attacks.rounds import InRounds, per_sample
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
+from generalist.tensors.capture import Given, recorded
 
 FINAL_STEPS = 3
 """Secant steps between the original and the nearest image found; the paper's number."""
 
 FINAL_NUDGE = 0.01
 """How far a secant step goes on towards the misclassified end: on the boundary itself, rounding would decide."""
+
+
+class Approach(NamedTuple):
+    """The present images, the nearest misclassified ones so far, and how far these are from the original."""
+
+    x: Tensor
+    best: Tensor
+    distance: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +97,30 @@ class FAB(InRounds):
         target = None if self.targets is None else likely_wrong(logits, y, round // self.restarts + 1)
         best, distance = natural, torch.where(wrong, 0, torch.inf).to(natural.dtype)
         x = self._start(batch, round, threat, seed)
+        given = (natural, y) if target is None else (natural, y, target)
+        approach = Approach(x, best, distance)
+        step = recorded(model, (self, threat), partial(self._iteration, model, batch.x.dtype, threat))
         for _ in range(self.iterations):
-            value, normal = _boundary(model, x.to(batch.x.dtype), y, target, threat)
-            x = self._step(x, natural, value, normal, threat)
-            crossed = _led(_logits(model, x.to(batch.x.dtype)), y)
-            delta = x - natural
-            best, distance = _nearer(best, distance, x, crossed, threat.norm(delta))
-            x = torch.where(per_sample(crossed, x), torch.add(natural, delta, alpha=self.beta), x)
+            approach = step(approach, given)
+        x, best, distance = approach
         best, distance = _final_search(model, batch, natural, best, distance, threat)
         last = torch.where(per_sample(distance.isfinite(), x), best, x)
         inside = perturb(natural, threat.project(last - natural))
         return torch.where(per_sample(distance <= threat.eps, x), best, inside).to(batch.x.dtype)
+
+    def _iteration(
+        self, model: Classifier, dtype: torch.dtype, threat: Threat, approach: Approach, given: Given
+    ) -> Approach:
+        x, best, distance = approach
+        natural, y, *targets = given
+        value, normal = _boundary(model, x.to(dtype), y, targets[0] if targets else None, threat)
+        x = self._step(x, natural, value, normal, threat)
+        crossed = _led(_logits(model, x.to(dtype)), y)
+        delta = x - natural
+        best, distance = _nearer(best, distance, x, crossed, threat.norm(delta))
+        return Approach(
+            torch.where(per_sample(crossed, x), torch.add(natural, delta, alpha=self.beta), x), best, distance
+        )
 
     def _start(self, batch: Batch, round: Tensor, threat: Threat, seed: int) -> Tensor:
         natural = widen(batch.x.detach())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +16,14 @@ from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
 from generalist.attacks.threats import Threat, perturb
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
+from generalist.tensors.capture import Given, recorded
+
+
+class Path(NamedTuple):
+    """The images so far, and the running sum of their gradients."""
+
+    adversarial: Tensor
+    gathered: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +48,18 @@ class MIM(InRounds):
         purpose = f"{self.name}/{threat}"
         start = starting_point(threat, "uniform", seed=seed, purpose=purpose, index=batch.index, step=round, like=x)
         adversarial = perturb(x, threat.project(start))
-        gathered = torch.zeros_like(x)
+        path = Path(adversarial, torch.zeros_like(x))
         with borrowed(model):
+            step = recorded(model, (self, threat), partial(self._step, model, threat, size))
             for _ in range(self.steps):
-                grad = input_gradient(model, adversarial, batch.y, summed_cross_entropy)
-                gathered = self.decay * gathered + _of_mean_one(grad)
-                adversarial = perturb(x, threat.project(adversarial - x + size * threat.steepest(gathered)))
-            return settle(model, batch, adversarial, threat=threat)
+                path = step(path, (x, batch.y))
+            return settle(model, batch, path.adversarial, threat=threat)
+
+    def _step(self, model: Classifier, threat: Threat, size: float, path: Path, given: Given) -> Path:
+        x, y = given
+        grad = input_gradient(model, path.adversarial, y, summed_cross_entropy)
+        gathered = self.decay * path.gathered + _of_mean_one(grad)
+        return Path(perturb(x, threat.project(path.adversarial - x + size * threat.steepest(gathered))), gathered)
 
 
 def _of_mean_one(grad: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -49,8 +50,12 @@ class Draws:
 class Painter(ABC):
     """How one norm starts and repaints a window. Results lie inside ball and box."""
 
+    given: tuple[Tensor, ...]
+    """What `proposal` needs to know of the natural images."""
+
     def __init__(self, natural: Tensor, eps: float) -> None:
         self.natural, self.eps = natural, eps
+        self.given = (natural,)
         self.channels, self.height, self.width = natural.shape[1:]
         self.side = 1
 
@@ -86,8 +91,9 @@ class Painter(ABC):
         """All that chance decides about these queries."""
 
     @abstractmethod
-    def proposal(self, best: Tensor, plan: tuple[Tensor, ...], i: int) -> Tensor:
-        """The images of the i-th query of the plan."""
+    def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
+        """The images of one query: `query` is its part of the plan. A function of these tensors and of the norm alone,
+        as it may be recorded and used for other images."""
 
 
 PAINTERS: Registry[type[Painter]] = Registry("norm of the Square attack")
@@ -99,14 +105,15 @@ class LinfPainter(Painter):
 
     def __init__(self, natural: Tensor, eps: float) -> None:
         super().__init__(natural, eps)
-        self._lowest, self._highest = (natural - eps).clamp(0, 1), (natural + eps).clamp(0, 1)
+        self.given = (natural - eps).clamp(0, 1), (natural + eps).clamp(0, 1)
 
     def chunk(self) -> int:
         return min(4 * self.width, CHUNK)
 
     def start(self, draws: Draws) -> Tensor:
         signs = draws.signs(self.channels, 1, self.width, what="stripes", queries=range(1))[0]
-        return torch.where(signs > 0, self._highest, self._lowest)
+        lowest, highest = self.given
+        return torch.where(signs > 0, highest, lowest)
 
     def plan(self, draws: Draws, queries: range) -> tuple[Tensor, ...]:
         """Windows as products of rows [Q,B,C,H,1], 2 or -2 where they paint, and columns [Q,B,1,1,W] of 0 and 1."""
@@ -115,10 +122,10 @@ class LinfPainter(Painter):
         rows = 2 * signs * self.inside(top, self.height)[:, :, None, :, None]
         return rows, self.inside(left, self.width)[:, :, None, None, :].to(rows.dtype)
 
-    def proposal(self, best: Tensor, plan: tuple[Tensor, ...], i: int) -> Tensor:
-        rows, columns = plan
+    def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
+        (lowest, highest), (rows, columns) = given, query
         # Moved by 2, a pixel leaves its range on the wanted side, wherever it was, and is clipped to the end of it.
-        return torch.addcmul(best, rows[i], columns[i]).clamp(self._lowest, self._highest)
+        return torch.addcmul(best, rows, columns).clamp(lowest, highest)
 
 
 class BudgetPainter(Painter):
@@ -175,12 +182,13 @@ class BudgetPainter(Painter):
             signs * torch.where(turned, lying, upright),
         )
 
-    def proposal(self, best: Tensor, plan: tuple[Tensor, ...], i: int) -> Tensor:
-        return perturb(self.natural, self.repainted(best - self.natural, plan, i))
+    def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
+        (natural,) = given
+        return perturb(natural, self.repainted(best - natural, query))
 
-    def repainted(self, delta: Tensor, plan: tuple[Tensor, ...], i: int) -> Tensor:
+    def repainted(self, delta: Tensor, query: Sequence[Tensor]) -> Tensor:
         """The perturbation with one window repainted and another erased; it spends eps, before the box clips it."""
-        first, second, outside, shape = (part[i] for part in plan)
+        first, second, outside, shape = query
         rows = delta.flatten(2)
         held = rows.gather(2, first)
         size = self._norm(held, 2)

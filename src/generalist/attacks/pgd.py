@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core import random
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.options import Number, Options
+from generalist.tensors.capture import Given, Step, recorded
 from generalist.tensors.modes import frozen
 
 Classifier = Callable[[Tensor], Tensor]
@@ -70,12 +72,14 @@ def pgd(
     step: random.Key = 0,
     loss: BatchLoss | None = None,
     moves: Moves | None = None,
+    key: Hashable = None,
 ) -> Tensor:
     """Images in [0, 1], within `threat` of `x`, on which `loss` (cross-entropy by default) is large.
 
     `x` must lie in [0, 1]; that is checked where data comes in, for to look here would wait for the device. The start
     depends on (seed, purpose, sample `index`, `step`): learners differ in purpose, epochs in step. A module is
-    attacked with constant parameters and given back in its own mode; any other callable is taken as it is.
+    attacked with constant parameters and given back in its own mode; any other callable is taken as it is. With a
+    `key` for all that `loss` and `moves` are, a network that has a recorder replays the steps.
     """
     _check(x, index)
     moves = moves or Moves()
@@ -85,10 +89,19 @@ def pgd(
     start = moves.start(threat, options.start, seed=seed, purpose=purpose, index=index, step=step, like=x)
     adversarial = perturb(x, threat.project(start))
     with borrowed(model, training=options.batchnorm == "train"):
+        climb: Step[Tensor] = partial(_climb, model, loss, moves, threat, size)
+        if key is not None:
+            climb = recorded(model, (key, threat, size), climb)
         for _ in range(options.steps):
-            grad = input_gradient(model, adversarial, y, loss)
-            adversarial = moves.ascend(x, adversarial, grad, threat, size)
+            adversarial = climb(adversarial, (x, y))
     return adversarial
+
+
+def _climb(
+    model: Classifier, loss: BatchLoss, moves: Moves, threat: Threat, size: float, adversarial: Tensor, given: Given
+) -> Tensor:
+    x, y = given
+    return moves.ascend(x, adversarial, input_gradient(model, adversarial, y, loss), threat, size)
 
 
 def input_gradient(model: Classifier, x: Tensor, y: Tensor, loss: BatchLoss) -> Tensor:

@@ -68,6 +68,7 @@ def restarted_pgd(
         index=batch.index,
         step=restart,
         loss=loss,
+        key=("pgd", loss),
     )
 
 

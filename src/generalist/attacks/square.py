@@ -12,8 +12,11 @@ stages, once nothing is left to break. Samples do not leave the batch: rounding 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ from generalist.attacks.rounds import InRounds, per_sample
 from generalist.attacks.threats import Threat, widen
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Batch
+from generalist.tensors.capture import Given, recorded
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries of 10,000 after which the windows' area is halved; other budgets are scaled to these (the paper's)."""
@@ -91,71 +95,88 @@ class Square(InRounds):
             for share, stage in self.stages():
                 if not search.unbroken_left():
                     break
-                search.run(painter, draws, share, stage)
-            found = verdict(model, batch, search.best.to(batch.x.dtype), threat=threat)
-            return SquareFound(x=found.x, broken=found.broken, queries=search.queries)
+                search.run(painter, draws, share, stage, key=(self, threat))
+            found = verdict(model, batch, search.hunt.best.to(batch.x.dtype), threat=threat)
+            return SquareFound(x=found.x, broken=found.broken, queries=search.hunt.queries.clone())
 
 
-class _Search:
-    """The best images so far, their margins and their cost. Nothing here waits for the device but `unbroken_left`."""
+class Hunt(NamedTuple):
+    """What a query reads and changes."""
+
+    best: Tensor
+    """For each sample the image of largest margin so far."""
 
     margin: Tensor
     """By how much another class leads the true one at `best`: above 0 where a sample is broken, -inf to begin with,
     inf where it is to be left alone."""
 
     queries: Tensor
-    """Queries that each sample took until it was broken, up to the last `count`."""
+    """Queries that each sample took until it was broken."""
+
+    next: Tensor
+    """int64 [1]: which query of the plan comes next."""
+
+
+class _Search:
+    """The search over one batch. Nothing here waits for the device but `unbroken_left`."""
 
     def __init__(self, model: Classifier, batch: Batch) -> None:
         """Look at the natural images: one that is wrong as it is needs no search."""
         self._model, self._dtype = model, batch.x.dtype
-        self.natural = self.best = widen(batch.x.detach())
+        self.natural = widen(batch.x.detach())
         logits = widen(model(batch.x))
         if logits.shape[1] < 2:
             raise GeneralistError("the model has 1 output per image: an attack needs 2 classes or more")
         wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # a model without an answer is not a success
-        self.margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
-        self.queries = torch.zeros_like(batch.y)
-        self._margins = [self.margin]
+        margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
+        self._first = torch.zeros(1, dtype=torch.int64, device=batch.y.device)
+        self.hunt = Hunt(self.natural, margin, torch.zeros_like(batch.y), self._first)
         # The margin of `losses`, with what it makes of the labels made once: thousands of queries ask for it.
-        self._label = batch.y.unsqueeze(1)
-        self._own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, self._label, True)
+        label = batch.y.unsqueeze(1)
+        self._labels = label, torch.zeros_like(logits, dtype=torch.bool).scatter_(1, label, True)
 
     def start(self, x: Tensor) -> None:
         """The first query."""
-        self.ask(x)
-        self.count()
+        self.hunt = self.ask(self.hunt, x, self._labels)
         self._leave_broken()
 
-    def run(self, painter: Painter, draws: Draws, share: float, queries: range) -> None:
+    def run(self, painter: Painter, draws: Draws, share: float, queries: range, *, key: Hashable) -> None:
         """The queries of one stage."""
         painter.resize(share)
         size = painter.chunk()
-        for chunk in (queries[i : i + size] for i in range(0, len(queries), size)):
-            plan = painter.plan(draws, chunk)
-            for i in range(len(chunk)):
-                self.ask(painter.proposal(self.best, plan, i))
-            self.count()
+        step = recorded(self._model, key, partial(self._query, painter))
+        for first in range(queries.start, queries.stop, size):
+            # Always a whole plan, though the stage may end before it does: a recording wants one shape.
+            plan = painter.plan(draws, range(first, first + size))
+            given = (*self._labels, *painter.given, *plan)
+            self.hunt = self.hunt._replace(next=self._first)
+            for _ in range(min(size, queries.stop - first)):
+                self.hunt = step(self.hunt, given)
         self._leave_broken()
 
-    def ask(self, x: Tensor) -> None:
-        """Ask the model about `x` and keep it where the margin grows; one of nan, without an answer, never does."""
-        logits = widen(self._model(x.to(self._dtype)))
-        found = logits.masked_fill(self._own, -torch.inf).amax(1) - logits.gather(1, self._label).squeeze(1)
-        self.best = torch.where(per_sample(found > self.margin, x), x, self.best)
-        self.margin = torch.fmax(self.margin, found)
-        self._margins.append(self.margin)
+    def _query(self, painter: Painter, hunt: Hunt, given: Given) -> Hunt:
+        label, own, *rest = given
+        known, plan = rest[: len(painter.given)], rest[len(painter.given) :]
+        query = [part.index_select(0, hunt.next).squeeze(0) for part in plan]
+        found = self.ask(hunt, painter.proposal(hunt.best, known, query), (label, own))
+        return found._replace(next=hunt.next + 1)
 
-    def count(self) -> None:
-        """Count the queries since the last time, each for the samples that were not broken before it."""
-        before = torch.stack(self._margins[:-1])
-        self.queries = self.queries + (before <= 0).sum(0)
-        self._margins = [self.margin]
+    def ask(self, hunt: Hunt, x: Tensor, labels: tuple[Tensor, Tensor]) -> Hunt:
+        """Ask the model about `x` and keep it where the margin grows; one of nan, without an answer, never does."""
+        label, own = labels
+        logits = widen(self._model(x.to(self._dtype)))
+        found = logits.masked_fill(own, -torch.inf).amax(1) - logits.gather(1, label).squeeze(1)
+        return Hunt(
+            best=torch.where(per_sample(found > hunt.margin, x), x, hunt.best),
+            margin=torch.fmax(hunt.margin, found),
+            queries=hunt.queries + (hunt.margin <= 0),
+            next=hunt.next,
+        )
 
     def _leave_broken(self) -> None:
         """Here and not when all are broken: what a sample ends with must not depend on the others."""
-        self.margin = torch.where(self.margin > 0, torch.inf, self.margin)
-        self._margins = [self.margin]
+        margin = self.hunt.margin
+        self.hunt = self.hunt._replace(margin=torch.where(margin > 0, torch.inf, margin))
 
     def unbroken_left(self) -> bool:
-        return not bool((self.margin > 0).all())
+        return not bool((self.hunt.margin > 0).all())

@@ -77,7 +77,7 @@ class RunDirectory:
         lines = self.metrics.read_bytes().split(b"\n")[:-1]
         try:
             return [json.loads(line) for line in lines]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{self.metrics} is damaged: {error}") from error
 
     @contextmanager

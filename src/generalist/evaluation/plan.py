@@ -171,10 +171,12 @@ def _ensemble(
     in_full: Collection[str] = (),
     confirm: bool = True,
 ) -> list[Step]:
-    """Attacks one after the other. If fast: in bfloat16, unless they run `in_full` anyway, and `confirm` at the end."""
+    """Attacks one after the other. If fast: in bfloat16, and `confirm` at the end. What runs `in_full` anyway, or is
+    part of the confirmation, does so at once: before it, the same in bfloat16 would be for nothing."""
     if precision == "default":
         return [Step(threat, attack, label) for label, attack in members.items()]
-    steps = [Step(threat, attack, label if label in in_full else label + HALF) for label, attack in members.items()]
+    full = {label for label, attack in members.items() if label in in_full or CONFIRM.get(label) == attack}
+    steps = [Step(threat, attack, label if label in full else label + HALF) for label, attack in members.items()]
     return [*steps, *(Step(threat, attack, name) for name, attack in CONFIRM.items())] if confirm else steps
 
 

@@ -1,9 +1,10 @@
 """The network on which attacks search: the model's own function in a faster form, or the model itself.
 
 A search may look at any network it likes: what it finds counts only where the user's own model gets that very image
-wrong. So BatchNorm is folded into the convolutions, in the model's own precision; `precision fast` searches in
-bfloat16. A faster form is taken only where it answers a few images as the model does; else, and where a model cannot
-be folded, the search asks the model itself, and the summary says why.
+wrong. So BatchNorm is folded into the convolutions, in the model's own precision; for float32 on a GPU that is what its
+convolutions keep under PyTorch's flags, by default TensorFloat-32's eleven bits. `precision fast` searches in bfloat16.
+A faster form is taken only where it answers a few images as the model does; else, and where a model cannot be folded,
+the search asks the model itself, and the summary says why.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import Classifier
 from generalist.evaluation.classifier import AnyPrecision, InBfloat16
 from generalist.evaluation.cpu_network import CpuNetwork
+from generalist.tensors.capture import Recorder
 from generalist.tensors.folding import CannotFoldError, FoldedNetwork, fold, trace
-from generalist.tensors.fused import fastest
+from generalist.tensors.fused import fastest, like_tensor_float, tensor_float
 
 CLOSE = 1e-3
 """How far logits of the folded network may be from the model's, as a share of the largest: rounding is far below."""
+
+CLOSE_IN_TENSOR_FLOAT = 1e-2
+"""The same on a GPU whose convolutions keep three digits of float32's seven, the model's own and ours alike."""
 
 CLOSE_IN_HALF = 0.1
 """The same in bfloat16, which keeps two to three digits."""
@@ -44,8 +49,9 @@ def full_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
     if model.dtype not in (torch.float32, torch.float64):
         return Searched(model, folded=False)  # folding would round the weights anew
     try:
-        network = _folded(model.model, model.dtype, x, compiled=compiled)
-        _check(network, model, x, CLOSE)
+        network = _recording(_folded(model.model, model.dtype, x, compiled=compiled), x.device)
+        coarse = x.is_cuda and model.dtype == torch.float32 and tensor_float()
+        _check(network, model, x, CLOSE_IN_TENSOR_FLOAT if coarse else CLOSE)
     except CannotFoldError as error:
         return Searched(model, folded=False, note=f"attacks search on the model itself, which is not folded: {error}")
     return Searched(network, folded=True)
@@ -55,6 +61,7 @@ def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
     """The network for searching in bfloat16: folded, on a GPU in fused kernels; else the model under autocast."""
     try:
         network = fastest(model.model, torch.bfloat16, shape=x.shape[1:], compiled=compiled)
+        network = _recording(network, x.device)
         _check(network, model, x, CLOSE_IN_HALF)
     except CannotFoldError as error:
         note = f"bfloat16 searches use the model under autocast, which is not folded: {error}"
@@ -63,12 +70,20 @@ def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
 
 
 def _folded(model: nn.Module, dtype: torch.dtype, x: Tensor, *, compiled: bool) -> FoldedNetwork:
-    if x.device.type != "cpu" or dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if x.is_cuda and dtype == torch.float32:
+        return like_tensor_float(model, shape=x.shape[1:]) or _channels_last(fold(model, dtype, compiled=compiled))
+    if x.is_cuda or dtype != torch.float32 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return _channels_last(fold(model, dtype, compiled=compiled))
     try:
         return _channels_last(CpuNetwork(trace(model, dtype)))
     except CannotFoldError:  # it is no chain of convolutions, but may still be folded
         return _channels_last(fold(model, dtype))
+
+
+def _recording(network: FoldedNetwork, device: torch.device) -> FoldedNetwork:
+    """On a GPU attacks replay their steps; on the CPU there is no launch to save."""
+    network.recorder = Recorder(device) if device.type == "cuda" else None
+    return network
 
 
 def _channels_last(network: FoldedNetwork) -> FoldedNetwork:

@@ -17,7 +17,7 @@ FORMAT = 1
 _PRECISION = {
     "default": "the model's own precision under PyTorch's default flags",
     "fast": "ensembles and cascades searched in bfloat16, every success confirmed in the model's own precision, and "
-    "what they leave has also withstood apgd-ce and apgd-t in it; single attacks in the model's own precision",
+    "what they leave has withstood apgd-ce and apgd-t in it; single attacks in the model's own precision",
 }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from generalist.tensors.capture import Recorder
 from generalist.tensors.modes import frozen
 
 HARMLESS = (
@@ -143,6 +144,9 @@ Folded = FoldedConv | FoldedLinear | FoldedNorm | FoldedConstant
 
 class FoldedNetwork:
     """Images to logits, as the network it was made from answers in evaluation mode after the last `refresh`."""
+
+    recorder: Recorder | None = None
+    """Where there is one, callers' loops around the network are recorded and replayed."""
 
     def __init__(self, graph: fx.GraphModule, dtype: torch.dtype) -> None:
         self.graph, self.dtype = graph, dtype

@@ -5,8 +5,12 @@ kernel. Its gradient with respect to the images is convolutions again: each adds
 the mask of the ReLU below it, in one kernel, too. Autograd would make each of these a pass over memory of its own.
 
 `plan` finds that list in a folded network's graph; what comes behind the last convolution (average, linear layer) is
-left to autograd. The kernels are Triton's on a GPU in bfloat16, layer by layer where one fits, and plain torch
+left to autograd. The kernels are Triton's on a GPU in half precision, layer by layer where one fits, and plain torch
 elsewhere; both are the same function.
+
+Factors in float16 keep eleven bits, as many as TensorFloat-32 keeps of float32, and sums are float32 in both: so a
+network in float16 is as near to the exact answer as cuDNN's convolutions of float32 are under PyTorch's default flags,
+in half the time. What float16 lacks is range: stored values saturate, and each sample's gradient is brought into range.
 """
 
 from __future__ import annotations
@@ -237,7 +241,10 @@ class FusedNetwork(FoldedNetwork):
 
     def refresh(self) -> None:
         for layer in self.layers:
-            (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
+            if self.head is not None and layer is self.head.linear:
+                self.head.refresh()
+            else:
+                (self.kernels.get(layer, layer) if isinstance(layer, FoldedConv) else layer).refresh()
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) > self.most_images:
@@ -343,8 +350,18 @@ class _Convolutions(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         values = ctx.saved_tensors
-        gradient = ctx.network.input_gradient(g, values)
-        return gradient.to(values[0].dtype), None
+        if ctx.network.dtype != torch.float16:
+            return ctx.network.input_gradient(g, values).to(values[0].dtype), None
+        g, exponent = _in_range(g)
+        gradient = ctx.network.input_gradient(g, values).to(values[0].dtype)
+        return torch.ldexp(gradient, exponent.reshape(-1, *[1] * (gradient.dim() - 1))), None
+
+
+def _in_range(g: Tensor) -> tuple[Tensor, Tensor]:
+    """Each sample's gradient over the power of two above its largest entry, and that power: the gradient of a loss that
+    is nearly 0 would vanish in float16. Exact, as the pass behind it is linear in what it starts from."""
+    exponent = torch.frexp(g.abs().flatten(1).amax(1)).exponent.clamp(-100, 100)
+    return torch.ldexp(g, -exponent.reshape(-1, *[1] * (g.dim() - 1))), exponent
 
 
 def _nhwc(value: Tensor) -> Tensor:
@@ -385,11 +402,32 @@ def fuse(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], triton: 
 def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compiled: bool = False) -> FoldedNetwork:
     """The network in evaluation mode in the fastest form that there is for it here: fused where kernels of our own fit
     all of its convolutions, else folded. `CannotFoldError` says why where it is neither."""
-    if dtype == torch.bfloat16 and next(model.parameters()).is_cuda and importlib.util.find_spec("triton"):
-        try:
-            fused = fuse(model, dtype, shape=shape, triton=True)
-        except CannotFoldError:
-            return fold(model, dtype, compiled=compiled)
-        if all(step.layer in fused.kernels for step in fused.plan.steps):
-            return fused
-    return fold(model, dtype, compiled=compiled)
+    fused = wholly_fused(model, dtype, shape=shape) if dtype == torch.bfloat16 else None
+    return fold(model, dtype, compiled=compiled) if fused is None else fused
+
+
+def wholly_fused(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int]) -> FusedNetwork | None:
+    """The network in half precision where kernels of our own fit all of its convolutions."""
+    if not (next(model.parameters()).is_cuda and importlib.util.find_spec("triton")):
+        return None
+    try:
+        fused = fuse(model, dtype, shape=shape, triton=True)
+    except CannotFoldError:
+        return None
+    return fused if all(step.layer in fused.kernels for step in fused.plan.steps) else None
+
+
+def like_tensor_float(model: nn.Module, *, shape: Sequence[int]) -> FusedNetwork | None:
+    """A float32 network in float16, of the precision that cuDNN's convolutions have under PyTorch's default flags.
+
+    None where the flags ask for more, and where the kernels do not reach from the images to the logits.
+    """
+    if not tensor_float():
+        return None
+    fused = wholly_fused(model, torch.float16, shape=shape)
+    return fused if fused is not None and fused.head is not None else None
+
+
+def tensor_float() -> bool:
+    """Whether PyTorch's flags let convolutions of float32 multiply in TensorFloat-32."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]

@@ -79,12 +79,21 @@ class TritonHead:
 
     def __init__(self, linear: FoldedLinear) -> None:
         self.linear = linear
+        # In float32 whatever the network's type: PyTorch's flags spare matrix products, and here it costs nothing.
+        self.weight = torch.empty_like(linear.weight, dtype=torch.float32)
+        self.bias = torch.empty_like(linear.bias, dtype=torch.float32)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        source = self.linear.source[0]
+        self.weight.copy_(source.weight)
+        self.bias.copy_(source.bias) if source.bias is not None else self.bias.zero_()
 
     def forward(self, features: Tensor) -> Tensor:
-        return triton_conv.head(features, self.linear.weight, self.linear.bias)
+        return triton_conv.head(features, self.weight, self.bias)
 
     def backward(self, g: Tensor, features: Tensor) -> Tensor:
-        return triton_conv.head_gradient(g.contiguous(), self.linear.weight, features)
+        return triton_conv.head_gradient(g.contiguous(), self.weight, features)
 
 
 def find_head(plan: Plan) -> TritonHead | None:
@@ -139,7 +148,8 @@ def _is_matrix(layer: FoldedConv) -> bool:
 
 
 def _has_norm(layer: FoldedConv) -> bool:
-    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, NHWC memory."""
+    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, whole memory."""
     conv, batchnorm = layer.source[0], layer.batchnorm[0]
     whole = isinstance(batchnorm, nn.BatchNorm2d) and batchnorm.weight is not None and batchnorm.bias is not None
-    return whole and conv.bias is None and conv.weight.is_contiguous(memory_format=torch.channels_last)
+    orders = (torch.contiguous_format, torch.channels_last)
+    return whole and conv.bias is None and any(conv.weight.is_contiguous(memory_format=order) for order in orders)

@@ -188,7 +188,10 @@ def fold(
     bias: Tensor,
     reverse: bool,
 ) -> None:
-    """Fill the matrices and the bias of a convolution and of the BatchNorm (gain, shift, mean, variance, eps) on it."""
+    """Fill the matrices and the bias of a convolution and of the BatchNorm (gain, shift, mean, variance, eps) on it.
+
+    `weight` is [out, in, height, width], in NCHW or NHWC order in memory.
+    """
     n, c, taps = weight.shape[0], weight.shape[1], weight.shape[2] * weight.shape[3]
     gain, shift, mean, variance, eps = batchnorm
     columns = backward.shape[1]
@@ -208,6 +211,9 @@ def fold(
         taps,
         columns,
         int(reverse),
+        weight.stride(0),
+        weight.stride(1),
+        weight.stride(3),
         BC=bc,
         BN=bn,
     )

@@ -7,6 +7,16 @@ import triton
 import triton.language as tl
 
 
+@triton.jit
+def narrowed(acc, out):  # type: ignore[no-untyped-def]
+    """The sums in the type of `out`. Float16 ends at 65504: beyond, what is stored is that and not infinity, with which
+    the next sum would be nan."""
+    kind: tl.constexpr = out.dtype.element_ty
+    if kind == tl.float16:
+        acc = tl.minimum(tl.maximum(acc, -65504.0), 65504.0)
+    return acc.to(kind)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def conv_kernel(  # type: ignore[no-untyped-def]
     x,
@@ -79,7 +89,7 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         acc = tl.maximum(acc, 0.0)
     if HAS_MASK:
         acc = tl.where(tl.load(mask + place, mask=inside[:, None], other=0.0) > 0, acc, 0.0)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(out + place, narrowed(acc, out), mask=inside[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -153,7 +163,7 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
         acc += tl.load(residual + place, mask=inside[:, None], other=0.0).to(tl.float32)
     if HAS_MASK:
         acc = tl.where(tl.load(mask + place, mask=inside[:, None], other=0.0) > 0, acc, 0.0)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(out + place, narrowed(acc, out), mask=inside[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -194,7 +204,7 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     acc = tl.dot(a, b) + tl.load(bias + rn)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0)
-    tl.store(out + rm[:, None] * N + rn[None, :], acc.to(out.dtype.element_ty), mask=(rm < rows)[:, None])
+    tl.store(out + rm[:, None] * N + rn[None, :], narrowed(acc, out), mask=(rm < rows)[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -237,10 +247,13 @@ def image_gradient_kernel(  # type: ignore[no-untyped-def]
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     keep = inside[:, None] & (rn < N)[None, :]
-    tl.store(out + rm[:, None] * N + rn[None, :], acc.to(out.dtype.element_ty), mask=keep)
+    tl.store(out + rm[:, None] * N + rn[None, :], narrowed(acc, out), mask=keep)
 
 
-@triton.jit(do_not_specialize=["c", "n", "taps", "columns", "reverse"])  # type: ignore[untyped-decorator]
+SIZES = ["c", "n", "taps", "columns", "reverse", "weight_n", "weight_c", "weight_tap"]
+
+
+@triton.jit(do_not_specialize=SIZES)  # type: ignore[untyped-decorator]
 def fold_kernel(  # type: ignore[no-untyped-def]
     weight,
     gain,
@@ -256,24 +269,28 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     taps,
     columns,
     reverse,
+    weight_n,
+    weight_c,
+    weight_tap,
     BC: tl.constexpr,
     BN: tl.constexpr,
 ):
     """Convolution weights times BatchNorm's scale, as the matrices of the forward pass and of the input gradient.
 
-    `weight` is [n, taps, c] in memory; `forward` is [taps * c, n], `backward` [taps * n, columns] with the images'
-    channels padded by zeros, and its taps in reverse where asked for.
+    `weight` is [n, c, taps] with strides of its own; `forward` is [taps * c, n], `backward` [taps * n, columns] with
+    the images' channels padded by zeros, and its taps in reverse where asked for.
     """
     tap = tl.program_id(0)
     rc = tl.program_id(1) * BC + tl.arange(0, BC)
     rn = tl.program_id(2) * BN + tl.arange(0, BN)
     scale = tl.load(gain + rn) / tl.sqrt(tl.load(variance + rn) + eps)
     there = (rc < c)[:, None]
-    w = tl.load(weight + (rn[None, :] * taps + tap) * c + rc[:, None], mask=there, other=0.0) * scale[None, :]
-    tl.store(forward + (tap * c + rc)[:, None] * n + rn[None, :], w.to(forward.dtype.element_ty), mask=there)
+    source = weight + rn[None, :] * weight_n + rc[:, None] * weight_c + tap * weight_tap
+    w = tl.load(source, mask=there, other=0.0) * scale[None, :]
+    tl.store(forward + (tap * c + rc)[:, None] * n + rn[None, :], narrowed(w, forward), mask=there)
     turned = tap + reverse * (taps - 1 - 2 * tap)
     place = (turned * n + rn)[None, :] * columns + rc[:, None]
-    tl.store(backward + place, w.to(backward.dtype.element_ty), mask=(rc < columns)[:, None])
+    tl.store(backward + place, narrowed(w, backward), mask=(rc < columns)[:, None])
     if (tap == 0) & (tl.program_id(1) == 0):
         tl.store(bias + rn, tl.load(shift + rn) - tl.load(mean + rn) * scale)
 
@@ -336,4 +353,4 @@ def head_gradient_kernel(  # type: ignore[no-untyped-def]
     place = (sample * PIXELS + rp)[:, None] * C + rc[None, :]
     inside = (rp < PIXELS)[:, None]
     kept = tl.where(tl.load(features + place, mask=inside, other=0.0) > 0, (total / PIXELS)[None, :], 0.0)
-    tl.store(out + place, kept.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, narrowed(kept, out), mask=inside)

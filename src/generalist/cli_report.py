@@ -1,0 +1,43 @@
+"""The command `generalist report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from generalist.console import console, print_version
+from generalist.report import write_report
+
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Directory for every figure as files.")] = None,
+    formats: Annotated[str, typer.Option(help="Of --figures, by commas: svg, pdf, png.")] = "svg,pdf,png",
+    images: Annotated[
+        int, typer.Option(help="Example images of each network and threat, and disagreements of each kind; 0: none.")
+    ] = 6,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda: where networks look at images.")] = "auto",
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Allow import paths in the recipes, which run code.")
+    ] = False,
+    version: Version = False,
+) -> None:
+    """Write one page about one run or many; it needs no network and can be sent as it is.
+
+    Example: generalist report runs/digits-t runs/digits-at --out report.html --figures figures
+    """
+    words = [word.strip() for word in formats.split(",") if word.strip()]
+
+    written = write_report(
+        runs, out, figures=figures, formats=words, images=images, device=device, trust_code=trust_code
+    )
+    size = f"{written.size / 1e6:.2f} MB"
+    console.print(escape(f"page: {written.page}  ({written.runs} runs, {size})"), soft_wrap=True)
+    if figures is not None:
+        console.print(escape(f"figures: {len(written.figures)} files in {figures}"), soft_wrap=True)

@@ -1,0 +1,89 @@
+"""Which attack speaks for robustness: AutoAttack where it was run, else the strongest that all networks have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from generalist.compare import Cell, Row
+from generalist.evaluation.accuracy import NATURAL
+from generalist.report.runs import Network
+from generalist.report.section import names
+
+AUTOATTACK = "aa"
+NORMS = ("linf", "l2", "l1")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A column that the networks of a plane are compared by."""
+
+    attack: str
+    threat: str
+    note: str
+    """What is to be said where it is not AutoAttack on every network."""
+
+    @property
+    def column(self) -> str:
+        return f"{self.attack}/{self.threat}"
+
+    @property
+    def label(self) -> str:
+        attack = "AutoAttack" if self.attack == AUTOATTACK else self.attack
+        return f"{attack}, {self.threat}"
+
+
+def ranked(columns: Iterable[str]) -> list[str]:
+    """Natural first, then threats by norm, AutoAttack last of each, then unions: files keep them by the alphabet."""
+    return sorted(dict.fromkeys(columns), key=_rank)
+
+
+def _rank(column: str) -> tuple[int, str, int, str]:
+    bare = column.partition(":")[0] in NORMS  # a threat without an attack; mind the fraction in linf:8/255
+    attack, _, threat = ("", "", column) if bare else column.partition("/")
+    norm = threat.partition(":")[0]
+    if column == NATURAL:
+        return 0, "", 0, ""
+    if norm in NORMS and ":" in threat:
+        return 1 + NORMS.index(norm), threat, int(attack.startswith(AUTOATTACK)), attack
+    return 9, "", 0, column
+
+
+def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
+    """By threat, then attack."""
+    found: dict[str, dict[str, Cell]] = {}
+    for column in ranked(row.cells):
+        attack, slash, threat = column.partition("/")
+        if slash and column != NATURAL and ":" in threat:
+            found.setdefault(threat, {})[attack] = row.cells[column]
+    return found
+
+
+def strongest(attacks: dict[str, Cell]) -> tuple[str, Cell]:
+    """AutoAttack, or of what else was run the attack that leaves least."""
+    if AUTOATTACK in attacks:
+        return AUTOATTACK, attacks[AUTOATTACK]
+    return min(attacks.items(), key=lambda entry: entry[1].value)
+
+
+def choose(networks: Sequence[Network], norm: str) -> Choice | None:
+    """The column of a norm that most can be compared by; None where nothing was attacked in it."""
+    found = {network.name: threats_of(network.row) for network in networks}
+    threats = Counter(threat for by in found.values() for threat in by if threat.startswith(f"{norm}:"))
+    if not threats:
+        return None
+    threat = threats.most_common(1)[0][0]
+    having = {name: by[threat] for name, by in found.items() if threat in by}
+    attacks = Counter(attack for by in having.values() for attack in by)
+    common = [attack for attack, count in attacks.items() if count == len(having)]
+    if AUTOATTACK in common:
+        return Choice(AUTOATTACK, threat, "")
+    lacking = names([name for name, by in having.items() if AUTOATTACK not in by])
+    if common:
+        attack = min(common, key=lambda name: sum(by[name].value for by in having.values()))
+        text = f"{attack} is the strongest attack that all these networks have in {threat}"
+    else:
+        attack, count = attacks.most_common(1)[0]
+        text = f"no attack in {threat} was run on all networks: {attack}, which {count} have, is shown"
+    return Choice(attack, threat, f"AutoAttack was not run on {lacking}. {text}; it overestimates robust accuracy.")

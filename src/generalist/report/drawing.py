@@ -1,0 +1,165 @@
+"""A figure as a list of shapes, in pixels from the top left: one description for the page, SVG, PDF and PNG.
+
+Shapes name the role of a colour and not the colour, so that the page can show them in its light or its dark theme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3f8fc4", "#6b4c9a", "#555555")
+"""Told apart with any kind of colour blindness (after Okabe and Ito, darkened where thin lines need it)."""
+
+HEAT = (
+    "#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838",
+)  # fmt: skip
+"""From 0 to 1 in tenths: dark blue to yellow, the same order of brightness to every eye (cividis)."""
+
+ROLES = {"ink": "#1b1f24", "soft": "#57606a", "grid": "#dfe3e8", "paper": "#ffffff", "mark": "#b3bac2"}
+ROLES |= {f"c{number}": colour for number, colour in enumerate(SERIES)}
+ROLES |= {f"h{number}": colour for number, colour in enumerate(HEAT)}
+ROLES |= {"h-light": "#ffffff", "h-dark": "#111418"}
+"""The colours on paper, and of the page's light theme."""
+
+Anchor = Literal["start", "middle", "end"]
+Mark = Literal["circle", "square", "triangle", "diamond", "down", "cross"]
+MARKS: tuple[Mark, ...] = ("circle", "square", "triangle", "diamond", "down", "cross")
+
+
+@dataclass(frozen=True)
+class Path:
+    """A line through points, or the border of an area where `fill` is named."""
+
+    points: Sequence[tuple[float, float]]
+    stroke: str | None = "ink"
+    width: float = 1.0
+    dash: str = ""
+    """Lengths of strokes and gaps, as in `4 3`."""
+    fill: str | None = None
+    closed: bool = False
+    tip: str = ""
+    """What is shown where the pointer rests on it."""
+    method: str = ""
+    """By which the page hides it."""
+
+
+@dataclass(frozen=True)
+class Text:
+    x: float
+    y: float
+    """The baseline."""
+    text: str
+    size: float = 12.0
+    role: str = "soft"
+    anchor: Anchor = "start"
+    bold: bool = False
+    turned: bool = False
+    """Read from bottom to top."""
+    method: str = ""
+    halo: bool = False
+    """Whether lines below it leave it a little room."""
+
+
+Shape = Path | Text
+
+
+@dataclass
+class Drawing:
+    """A figure: its shapes, and what it shows in words."""
+
+    name: str
+    """The name of its files."""
+    title: str
+    """One line that says what it shows, for those who cannot see it."""
+    width: float
+    height: float
+    shapes: list[Shape] = field(default_factory=list)
+    stretched: bool = False
+    """Whether the page may change its proportions."""
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, *, role: str = "grid", width: float = 1.0) -> None:
+        self.shapes.append(Path([(x1, y1), (x2, y2)], stroke=role, width=width))
+
+    def box(
+        self, x: float, y: float, width: float, height: float, *, fill: str, tip: str = "", stroke: str | None = None
+    ) -> None:
+        corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
+        self.shapes.append(Path(corners, stroke=stroke, fill=fill, closed=True, tip=tip))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 12.0,
+        role: str = "soft",
+        anchor: Anchor = "start",
+        bold: bool = False,
+        turned: bool = False,
+    ) -> None:
+        self.shapes.append(Text(x, y, text, size, role, anchor, bold, turned))
+
+    def mark(
+        self,
+        x: float,
+        y: float,
+        kind: Mark,
+        *,
+        role: str,
+        size: float = 5.0,
+        hollow: bool = False,
+        edge: str = "paper",
+        tip: str = "",
+        method: str = "",
+    ) -> None:
+        """A point of a scatter plot, `size` from its middle to its edge."""
+        outline = [(x + size * dx, y + size * dy) for dx, dy in _OUTLINES[kind]]
+        fill = "paper" if hollow else role
+        self.shapes.append(
+            Path(outline, stroke=role if hollow else edge, width=1.4, fill=fill, closed=True, tip=tip, method=method)
+        )
+
+
+def _circle() -> list[tuple[float, float]]:
+    return [(math.cos(math.tau * i / 20), math.sin(math.tau * i / 20)) for i in range(20)]
+
+
+_OUTLINES: dict[Mark, list[tuple[float, float]]] = {
+    "circle": _circle(),
+    "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
+    "triangle": [(0, -1.15), (1.1, 0.85), (-1.1, 0.85)],
+    "down": [(0, 1.15), (1.1, -0.85), (-1.1, -0.85)],
+    "diamond": [(0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)],
+    "cross": [
+        (-0.35, -1.1), (0.35, -1.1), (0.35, -0.35), (1.1, -0.35), (1.1, 0.35), (0.35, 0.35),
+        (0.35, 1.1), (-0.35, 1.1), (-0.35, 0.35), (-1.1, 0.35), (-1.1, -0.35), (-0.35, -0.35),
+    ],
+}  # fmt: skip
+
+
+def series_role(number: int) -> str:
+    return f"c{number % len(SERIES)}"
+
+
+def series_mark(number: int) -> Mark:
+    """Eight colours in the first shape, then the same in the next one."""
+    return MARKS[number // len(SERIES) % len(MARKS)]
+
+
+def heat_role(share: float) -> str:
+    """The colour of an accuracy from 0 to 1."""
+    return f"h{min(len(HEAT) - 1, max(0, int(share * len(HEAT))))}"
+
+
+def heat_ink(share: float) -> str:
+    """The colour of text that can be read on it."""
+    return "h-light" if share < 0.5 else "h-dark"
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is: enough to keep labels apart."""
+    return 0.56 * size * len(text)

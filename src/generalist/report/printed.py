@@ -1,0 +1,122 @@
+"""Figures as files for a paper: SVG by our own writer, PDF and PNG from the same shapes through matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any, BinaryIO
+
+from generalist.core.errors import GeneralistError
+from generalist.core.files import atomic_write, write_text
+from generalist.report.drawing import ROLES, Drawing, Path, Text
+from generalist.report.svg import MILLIMETRES, file_text
+
+FORMATS = ("svg", "pdf", "png")
+DPI = 300
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse an unknown format, and what would need matplotlib where it is missing, before anything is written."""
+    for name in formats:
+        if name not in FORMATS:
+            raise GeneralistError(f"--formats are {', '.join(FORMATS)}, not {name!r:.40}")
+    if set(formats) - {"svg"}:
+        _matplotlib()
+
+
+def write_figures(drawings: Sequence[Drawing], folder: FilePath, formats: Sequence[str]) -> list[FilePath]:
+    """Every drawing in every format."""
+    files = []
+    for drawing in drawings:
+        for form in formats:
+            path = folder / f"{drawing.name}.{form}"
+            if form == "svg":
+                write_text(path, file_text(drawing))
+            else:
+                _write_printed(path, drawing, form)
+            files.append(path)
+    return files
+
+
+def file_name(*parts: str) -> str:
+    """A name that is safe on every file system."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts)).strip("-.").lower()[:100] or "figure"
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        import matplotlib.figure
+        import matplotlib.patheffects
+    except ImportError:
+        raise GeneralistError(
+            "PDF and PNG are drawn by matplotlib: pip install 'generalist-at[report]', or ask for --formats svg"
+        ) from None
+    return matplotlib
+
+
+def _write_printed(path: FilePath, drawing: Drawing, form: str) -> None:
+    matplotlib = _matplotlib()
+    size = (MILLIMETRES * drawing.width / 25.4, MILLIMETRES * drawing.height / 25.4)
+    scale = 72 * MILLIMETRES / 25.4  # points in a pixel of the drawing
+    # Fonts as outlines that can be selected; no date inside, so that the same figure is the same file.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "font.family": "sans-serif"}):
+        figure = matplotlib.figure.Figure(figsize=size)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, drawing.width)
+        axes.set_ylim(drawing.height, 0)
+        axes.set_axis_off()
+        for order, shape in enumerate(drawing.shapes):
+            if isinstance(shape, Text):
+                _put_text(axes, shape, scale, order)
+            else:
+                _put_path(axes, shape, scale, order)
+        metadata: dict[str, Any] = {"Title": drawing.title}
+        if form == "pdf":
+            metadata |= {"CreationDate": None}
+        data = io.BytesIO()
+        figure.savefig(data, format=form, dpi=DPI, metadata=metadata)
+    atomic_write(path, lambda stream: _write(stream, data.getvalue()))
+
+
+def _write(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)
+
+
+def _put_path(axes: Any, path: Path, scale: float, order: int) -> None:
+    xs, ys = zip(*path.points, strict=True)
+    dash = [float(word) * scale for word in path.dash.split()]
+    style = (0, dash) if dash else "-"
+    width = path.width * scale if path.stroke else 0
+    edge = ROLES[path.stroke] if path.stroke else "none"
+    if path.closed:
+        axes.fill(
+            xs, ys, facecolor=ROLES[path.fill] if path.fill else "none", edgecolor=edge, linewidth=width, zorder=order
+        )
+    else:
+        axes.plot(xs, ys, color=edge, linewidth=width, linestyle=style, solid_joinstyle="round", zorder=order)
+
+
+_ALIGNED = {"start": "left", "middle": "center", "end": "right"}
+
+
+def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
+    put = axes.text(
+        text.x,
+        text.y,
+        text.text,
+        parse_math=False,  # a dollar in a name is a dollar
+        fontsize=text.size * scale,
+        color=ROLES[text.role],
+        ha=_ALIGNED[text.anchor],
+        va="baseline",
+        rotation=90 if text.turned else 0,
+        rotation_mode="anchor",
+        fontweight="bold" if text.bold else "normal",
+        zorder=order,
+    )
+    if text.halo:
+        stroke = _matplotlib().patheffects.withStroke(linewidth=3 * scale, foreground=ROLES["paper"])
+        put.set_path_effects([stroke])

@@ -1,0 +1,294 @@
+"""What a page is made of: everything that lies in the run directories, read once and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from generalist.compare import MAX_BYTES, Row, method_of, rows_of
+from generalist.core.errors import GeneralistError, RunError
+from generalist.core.options import Options
+from generalist.core.run import RunDirectory
+from generalist.dial import Curve, Measured, read_curve
+from generalist.evaluation.directory import SUMMARY
+from generalist.evaluation.out_of_distribution import FILE as SHIFT
+from generalist.recipe import Recipe, load_recipe
+
+MOST_RUNS = 100
+
+
+class _Read(Options):
+    """Files of this library as far as the page needs them: other fields are left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Validated(_Read):
+    """The validation of an epoch."""
+
+    accuracy: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    """By subject, then `natural` or threat, from 0 to 1."""
+    drift: float | None = None
+    """sum_a gamma_a ||theta_a - theta||^2."""
+    mixing_gap: float | None = None
+    """The mean distance of the mixed network's logits from the mixture of logits."""
+    ensemble: float | None = None
+    """The accuracy of the mixture of logits, from 0 to 1."""
+
+
+class Epoch(_Read):
+    """A line of metrics.jsonl."""
+
+    epoch: int = Field(ge=0)
+    """From 1."""
+    train: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    """Loss and accuracy of each learner on its training batches."""
+    gamma: dict[str, float | None] = Field(default_factory=dict)
+    """Every learner's share of the global learner."""
+    redistributed: bool = False
+    """Whether the learners restarted from the global one after it."""
+    validation: Validated | None = None
+    """Where this epoch was validated."""
+    best_epoch: int | None = None
+    """The best one so far."""
+    warning: str = ""
+    """What must be said with these numbers."""
+
+
+class Summary(_Read):
+    """summary.json, beside the accuracies, which `generalist.compare` reads."""
+
+    subject: str = "model"
+    """Whose weights."""
+    split: str = ""
+    """The images."""
+    samples: int = Field(default=0, ge=0)
+    """How many were evaluated."""
+    device: str = ""
+    """What it was computed on."""
+    identity: dict[str, Any] = Field(default_factory=dict)
+    """All that its verdicts depend on."""
+    indices: list[int] | None = None
+    """The samples, where not all were evaluated."""
+    classes: dict[str, dict[str, Measured]] = Field(default_factory=dict)
+    """Accuracies by class, then `natural`, threat or `union`."""
+    worst_case: dict[str, Measured] = Field(default_factory=dict)
+    """By threat: right under everything that was tried."""
+    warnings: list[str] = Field(default_factory=list)
+    """What was noticed about the model."""
+    notes: list[str] = Field(default_factory=list)
+    """What was unusual about the search."""
+
+
+class Corrupted(_Read):
+    """One corruption."""
+
+    mean: float = Field(ge=0, le=1)
+    """The mean accuracy over the severities."""
+    severities: dict[str, Measured]
+    """Accuracy by severity."""
+
+
+class Corruptions(_Read):
+    """Accuracy on corrupted images."""
+
+    source: str = ""
+    """Generated, or the official files."""
+    corruptions: dict[str, Corrupted]
+    """By name."""
+    mean: float = Field(ge=0, le=1)
+    """Over all corruptions and severities."""
+
+
+class Sequenced(_Read):
+    """One kind of perturbation sequence."""
+
+    accuracy: float = Field(ge=0, le=1)
+    """Over all frames."""
+    flip_rate: float = Field(ge=0, le=1)
+    """How often the answer changes between frames."""
+
+
+class Perturbations(_Read):
+    """Stability over sequences of small perturbations."""
+
+    sequences: dict[str, Sequenced]
+    """By name."""
+
+
+class Shifted(_Read):
+    """corruptions.json."""
+
+    corruptions: Corruptions | None = None
+    """Where corruptions were asked for."""
+    perturbations: Perturbations | None = None
+    """Where sequences were asked for."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation of a network."""
+
+    folder: Path
+    summary: Summary
+    shift: Shifted | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory."""
+
+    directory: RunDirectory
+    name: str
+    """Short, and unlike every other run's on the page."""
+    method: str
+    recipe: Recipe
+    environment: Mapping[str, Any]
+    epochs: Sequence[Epoch]
+    curve: Curve | None
+    snapshots: bool
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of a run that was evaluated."""
+
+    run: Run
+    name: str
+    series: int
+    """Its number on the page, which chooses its colour."""
+    row: Row
+    evaluations: Sequence[Evaluated]
+    """The largest first."""
+
+    @property
+    def main(self) -> Evaluated:
+        return self.evaluations[0]
+
+    @property
+    def shift(self) -> Shifted | None:
+        """The corruptions of the largest evaluation that has any."""
+        return next((found.shift for found in self.evaluations if found.shift is not None), None)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All runs of a page."""
+
+    runs: Sequence[Run]
+    networks: Sequence[Network]
+
+    def without_evaluation(self) -> list[Run]:
+        evaluated = {id(network.run) for network in self.networks}
+        return [run for run in self.runs if id(run) not in evaluated]
+
+    def network_of(self, run: Run) -> Network | None:
+        """The network that stands for a run: its best epoch's where it was evaluated."""
+        own = [network for network in self.networks if network.run is run]
+        return next((n for n in own if n.row.subject == "best"), own[0] if own else None)
+
+
+def collect(paths: Sequence[Path], *, trust_code: bool = False) -> Collection:
+    """Read the runs. What is damaged is refused; what is not there is left out."""
+    if not paths:
+        raise GeneralistError("name at least one run to report on")
+    if len(paths) > MOST_RUNS:
+        raise GeneralistError(f"a page holds at most {MOST_RUNS} runs, not {len(paths)}")
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(paths):
+        twice = next(path for i, path in enumerate(paths) if resolved[i] in resolved[:i])
+        raise GeneralistError(f"{twice} is named twice: name each run once")
+    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, unique_names(resolved), strict=True)]
+    networks: list[Network] = []
+    for run in runs:
+        networks += _networks(run, first=len(networks), trust_code=trust_code)
+    return Collection(runs, networks)
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many more as tell it from the others."""
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names) or all(depth >= len(path.parts) for path in paths):
+            return names
+        depth += 1
+
+
+def _run(path: Path, name: str, *, trust_code: bool) -> Run:
+    directory = RunDirectory(path).require()
+    recipe = load_recipe(directory.recipe, trust_code=trust_code)
+    curve = read_curve(directory) if (path / "mix" / "curve.json").exists() else None
+    epochs = _epochs(directory)
+    snapshots = bool(directory.snapshot_epochs())
+    return Run(directory, name, method_of(recipe.learners), recipe, _environment(directory), epochs, curve, snapshots)
+
+
+def _epochs(directory: RunDirectory) -> list[Epoch]:
+    if directory.metrics.is_file() and directory.metrics.stat().st_size > MAX_BYTES:
+        raise RunError(f"{directory.metrics} is larger than {MAX_BYTES} bytes: that is no record of training")
+    found: dict[int, Epoch] = {}
+    for number, record in enumerate(directory.read_metrics(), 1):
+        epoch = _checked(Epoch, json.dumps(record).encode(), directory.metrics, f"line {number}: ")
+        found[epoch.epoch] = epoch  # a resumed run may have written an epoch again
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def _environment(directory: RunDirectory) -> dict[str, Any]:
+    path = directory.environment
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it must be a mapping")
+    return found
+
+
+def _networks(run: Run, *, first: int, trust_code: bool) -> list[Network]:
+    files = sorted(run.path.glob(f"evaluation/*/{SUMMARY}"))
+    if not files:
+        return []
+    evaluations = [_evaluated(path) for path in files]
+    networks: list[Network] = []
+    for row in rows_of(run.path, trust_code=trust_code):
+        own = [found for found in evaluations if found.summary.subject == row.subject]
+        own.sort(key=lambda found: (-found.summary.samples, found.folder.name))
+        name = run.name if row.subject == "best" else f"{run.name} ({row.subject})"
+        networks.append(Network(run, name, first + len(networks), row, own))
+    return networks
+
+
+def _evaluated(path: Path) -> Evaluated:
+    summary = _checked(Summary, _bytes(path), path)
+    file = path.parent / SHIFT
+    return Evaluated(path.parent, summary, _checked(Shifted, _bytes(file), file) if file.exists() else None)
+
+
+M = TypeVar("M", bound=_Read)
+
+
+def _checked(kind: type[M], text: bytes, path: Path, place: str = "") -> M:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part)[:60] for part in problem["loc"])
+        raise RunError(f"{path} is damaged: {place}{where}: {problem['msg']}"[:400]) from None
+
+
+def _bytes(path: Path) -> bytes:
+    if path.stat().st_size > MAX_BYTES:
+        raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is not what it should be")
+    return path.read_bytes()

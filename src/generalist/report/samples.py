@@ -1,0 +1,281 @@
+"""Samples on which networks disagree: found in the records of their evaluations, shown with Grad-CAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from generalist import api
+from generalist.core.errors import GeneralistError, RunError
+from generalist.data.options import load_splits
+from generalist.data.sets import Images
+from generalist.evaluation.accuracy import NATURAL
+from generalist.evaluation.records import Header, read_header, read_records, shard_files
+from generalist.evaluation.verdicts import Bools, Verdicts
+from generalist.gradcam import gradcam
+from generalist.report.pictures import Examples, Floats, read_examples
+from generalist.report.runs import Network
+
+SHORTEST_LINE = 40
+"""Bytes of the least that a records file says of a sample."""
+MOST_ROUNDS = 10_000
+"""Of all steps together; AutoAttack has some twenty in each threat."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of every sample of a network's largest evaluation."""
+
+    network: Network
+    header: Header
+    verdicts: Verdicts
+    examples: Examples | None
+
+    def right(self, kind: str) -> dict[int, bool]:
+        """By sample: whether it is right as it is, or under everything that was tried in a threat model."""
+        return dict(zip(self.verdicts.index.tolist(), self._right(kind).tolist(), strict=True))
+
+    def _right(self, kind: str) -> Bools:
+        if kind == NATURAL:
+            return self.verdicts.right
+        columns = [column for column in self.header.plan() if column.threat == kind]
+        return self.verdicts.surviving([key for column in columns for key in column.steps])
+
+    @property
+    def threats(self) -> list[str]:
+        return list(dict.fromkeys(column.threat for column in self.header.plan()))
+
+    def class_name(self, number: int) -> str:
+        names = self.header.classes
+        return names[number] if 0 <= number < len(names) else str(number)
+
+
+def recorded(network: Network) -> Recorded | None:
+    """The records of a network's largest evaluation; None where none are kept."""
+    files = shard_files(network.main.folder)
+    headers = [(path, read_header(path)) for path in files.values()]
+    whole = [(path, header) for path, header in headers if header is not None]
+    if not whole:
+        return None
+    first = whole[0][1]
+    _check_size(first, [path for path, _ in whole])
+    verdicts = Verdicts(first.whole_index(), first.rounds)
+    for path, header in whole:
+        if header.shared() != first.shared():
+            raise RunError(f"{path} is of another evaluation than its neighbours: remove it")
+        read_records(path, verdicts)
+    return Recorded(network, first, verdicts, read_examples(network.main.folder / "examples.npz"))
+
+
+def _check_size(header: Header, files: Sequence[Path]) -> None:
+    """Refuse a header that claims more than its file can hold, before memory is allocated for it."""
+    samples = header.images if header.indices is None else len(header.indices)
+    size = sum(path.stat().st_size for path in files)
+    if samples * SHORTEST_LINE > size or sum(header.rounds.values()) > MOST_ROUNDS:
+        raise RunError(f"{files[0]} is damaged: it has fewer lines than samples; evaluate again")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An image that one network gets right and another wrong."""
+
+    kind: str
+    """`natural`, or a threat: then the image is adversarial for the network that is wrong."""
+    sample: int
+    label: str
+    image: Floats
+    right: Network
+    wrong: Network
+    right_says: str
+    """What the network that is right says of this very image."""
+    wrong_says: str
+    right_map: Floats | None
+    wrong_map: Floats | None
+
+
+@dataclass(frozen=True)
+class Disagreements:
+    """How many samples networks disagree on, and a few of these."""
+
+    kinds: Sequence[str]
+    counts: dict[tuple[str, int, int], int]
+    """By kind and the positions of the network that is right and of the one that is wrong."""
+    members: Sequence[Network]
+    cases: Sequence[Case]
+    notes: Sequence[str]
+
+
+def disagreements(records: Sequence[Recorded], *, most: int, device: str, trust_code: bool) -> Disagreements | None:
+    """Of the largest group of networks that were evaluated on the same images; None where there are no two."""
+    group = _same_images(records)
+    if len(group) < 2:
+        return None
+    kinds = [NATURAL, *(threat for threat in group[0].threats if all(threat in other.threats for other in group))]
+    counts: dict[tuple[str, int, int], int] = {}
+    cases: list[Case] = []
+    viewer = _Viewer(device, trust_code)
+    for kind in kinds:
+        found = _candidates(group, kind, counts)
+        chosen = _by_turns(found, most)
+        cases += [case for pair in chosen if (case := viewer.case(kind, group[pair[0]], group[pair[1]], pair[2]))]
+    notes = list(viewer.notes)
+    if len(group) < len(records):
+        left = [entry.network.name for entry in records if entry not in group]
+        notes.append(f"evaluated on other images, and left out here: {', '.join(left)}")
+    return Disagreements(kinds, counts, [entry.network for entry in group], cases, notes)
+
+
+def _same_images(records: Sequence[Recorded]) -> list[Recorded]:
+    groups: dict[Any, list[Recorded]] = {}
+    for entry in records:
+        data = str(entry.header.identity.get("data", ""))
+        groups.setdefault((data, entry.header.split), []).append(entry)
+    return max(groups.values(), key=len, default=[])
+
+
+def _candidates(
+    group: Sequence[Recorded], kind: str, counts: dict[tuple[str, int, int], int]
+) -> dict[tuple[int, int], list[int]]:
+    """Samples that the first of a pair gets right and the second wrong, which can be shown; all are counted."""
+    right = [entry.right(kind) for entry in group]
+    found: dict[tuple[int, int], list[int]] = {}
+    for a, b in permutations(range(len(group)), 2):
+        samples = [sample for sample, good in right[a].items() if good and right[b].get(sample) is False]
+        counts[kind, a, b] = len(samples)
+        if kind != NATURAL:
+            kept = group[b].examples
+            here = set() if kept is None else set(kept.index[np.asarray(kept.threat) == kind].tolist())
+            samples = [sample for sample in samples if sample in here]
+        found[a, b] = samples
+    return found
+
+
+def _by_turns(found: dict[tuple[int, int], list[int]], most: int) -> list[tuple[int, int, int]]:
+    """One sample of each pair of networks in turn, none twice."""
+    chosen: list[tuple[int, int, int]] = []
+    seen: set[int] = set()
+    queues = {pair: iter(samples) for pair, samples in found.items() if samples}
+    while queues and len(chosen) < most:
+        for pair in list(queues):
+            sample = next((s for s in queues[pair] if s not in seen), None)
+            if sample is None:
+                del queues[pair]
+            elif len(chosen) < most:
+                seen.add(sample)
+                chosen.append((*pair, sample))
+    return chosen
+
+
+class _Viewer:
+    """Loads networks and images where they are needed, and says what it could not do."""
+
+    def __init__(self, device: str, trust_code: bool) -> None:
+        self.device, self.trust_code = device, trust_code
+        self.models: dict[int, nn.Module | None] = {}
+        self.images: dict[str, Images | None] = {}
+        self.notes: dict[str, None] = {}
+
+    def case(self, kind: str, right: Recorded, wrong: Recorded, sample: int) -> Case | None:
+        """The image with what both networks say of it; None where it cannot be shown as it was evaluated."""
+        image = self._natural(wrong, sample) if kind == NATURAL else _adversarial(wrong, kind, sample)
+        if image is None:
+            return None
+        answers = [self._look(entry.network, image) for entry in (right, wrong)]
+        if any(answer is None for answer in answers):
+            return None
+        (right_says, right_map), (wrong_says, wrong_map) = (answer for answer in answers if answer is not None)
+        position = wrong.verdicts.position(sample)
+        label = int(wrong.verdicts.label[position])
+        recorded_answer = int(wrong.verdicts.predicted[position])
+        if (kind == NATURAL and wrong_says != recorded_answer) or wrong_says == label:
+            self._note(f"{wrong.network.name}: the weights are no longer those that were evaluated; evaluate it again")
+            return None
+        return Case(
+            kind=kind,
+            sample=sample,
+            label=wrong.class_name(label),
+            image=image,
+            right=right.network,
+            wrong=wrong.network,
+            right_says=right.class_name(right_says),
+            wrong_says=wrong.class_name(wrong_says),
+            right_map=right_map,
+            wrong_map=wrong_map,
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def _natural(self, entry: Recorded, sample: int) -> Floats | None:
+        images = self._test_images(entry)
+        if images is None or sample >= len(images):
+            return None
+        position = entry.verdicts.position(sample)
+        batch = images.batch(torch.tensor([sample]))
+        if int(batch.y[0]) != int(entry.verdicts.label[position]):
+            self._note(f"{entry.header.split}: the images are no longer those that were evaluated; evaluate again")
+            return None
+        return np.asarray(batch.x[0].float().cpu().numpy(), np.float32)
+
+    def _test_images(self, entry: Recorded) -> Images | None:
+        split, data = entry.header.split, entry.network.run.recipe.data
+        if split not in self.images:
+            self.images[split] = None
+            if split not in {f"{data.name}-test", f"{data.name}-train"}:
+                self._note(f"natural images are not shown: {split} is not the data set of {entry.network.run.name}")
+                return None
+            try:
+                splits = load_splits(data.model_copy(update={"extra": None}), trust_code=self.trust_code)
+            except (GeneralistError, OSError) as error:
+                self._note(f"natural images are not shown: {error}")
+                return None
+            self.images[split] = splits.test if split.endswith("-test") else splits.train
+        return self.images[split]
+
+    def _look(self, network: Network, image: Floats) -> tuple[int, Floats | None] | None:
+        """What a network says of an image, and where it looks."""
+        model = self._model(network)
+        if model is None:
+            return None
+        like = next(model.parameters(), torch.zeros(()))
+        x = torch.from_numpy(image)[None].to(like.device, like.dtype)
+        try:
+            with torch.no_grad():
+                answer = int(model(x).argmax(1))
+        except RuntimeError as error:  # images of another size than the network's own
+            self._note(f"{network.name}: images are not shown: {error!s:.200}")
+            return None
+        try:
+            return answer, np.asarray(gradcam(model, x)[0].cpu().numpy(), np.float32)
+        except GeneralistError as error:
+            self._note(f"{network.name}: no Grad-CAM: {error}")
+            return answer, None
+
+    def _model(self, network: Network) -> nn.Module | None:
+        if network.series not in self.models:
+            self.models[network.series] = None
+            try:
+                self.models[network.series] = api.load(
+                    network.run.path, which=network.row.subject, device=self.device, trust_code=self.trust_code
+                )
+            except GeneralistError as error:
+                self._note(f"{network.name}: images are not shown: {error}")
+        return self.models[network.series]
+
+
+def _adversarial(entry: Recorded, threat: str, sample: int) -> Floats | None:
+    kept = entry.examples
+    if kept is None:
+        return None
+    return next((kept.adversarial[i] for i in _positions(kept, threat) if kept.index[i] == sample), None)
+
+
+def _positions(examples: Examples, threat: str) -> Iterator[int]:
+    yield from (i for i, name in enumerate(examples.threat) if name == threat)

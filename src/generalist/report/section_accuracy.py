@@ -1,0 +1,174 @@
+"""Accuracies in full: attack by attack, by class, by corruption and severity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generalist.compare import Comparison, Row, published
+from generalist.evaluation.accuracy import NATURAL
+from generalist.report.choices import ranked
+from generalist.report.drawing import heat_ink, heat_role
+from generalist.report.html import Html, folded, short, table, tag
+from generalist.report.plots import dots, heat_map
+from generalist.report.printed import file_name
+from generalist.report.runs import Collection, Corruptions, Network
+from generalist.report.section import Section, called, grid, names, note, numbers, percent, with_interval
+
+MOST_CLASSES = 40
+"""By class, more rows than this are not read; the hardest classes are kept."""
+MOST_COLUMNS = 60
+"""Attacks and threats, and corruptions: more than anybody measures."""
+UNION = "union"
+
+
+# -- attack by attack -------------------------------------------------------------------------------------------------
+
+
+def attacks_section(found: Collection) -> Section:
+    section = Section("attacks", "Attack by attack", "Attacks")
+    if not found.networks:
+        section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
+        return section
+    named = {id(network.row): network.name for network in found.networks}
+    ours = [network.row for network in found.networks]
+    rows = [*ours, *published(ours)]
+    columns = ranked(column for row in ours for column in row.cells)[:MOST_COLUMNS]
+    comparison = Comparison(rows, columns)
+    marks = comparison.marks()
+    body = [
+        [
+            short(named.get(id(row), row.name), 80),
+            row.source,
+            short(row.method, 60),
+            *(_figure(row, column, marks.get((number, column))) for column in columns),
+        ]
+        for number, row in enumerate(rows)
+    ]
+    heads = ["network", "source", "method", *columns]
+    caption = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
+    section.add(table(heads, body, caption=caption, sortable=True, methods=[row.method for row in rows]))
+    if notes := comparison.footnotes():
+        section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
+    said = {text: None for network in found.networks for text in network.main.summary.notes}
+    section.parts += [note(short(text)) for text in list(said)[:5]]
+    return section
+
+
+def _figure(row: Row, column: str, mark: int | None) -> Html:
+    cell = row.cells.get(column)
+    if cell is None:
+        return tag("td", "")
+    if mark is None:
+        return with_interval(cell)
+    return tag("td", percent(cell.value), tag("sup", f"[{mark}]"), data_value=percent(cell.value))
+
+
+# -- by class ---------------------------------------------------------------------------------------------------------
+
+
+def classes_section(found: Collection) -> Section:
+    section = Section("classes", "By class", "Classes")
+    networks = [network for network in found.networks if network.main.summary.classes]
+    if not networks:
+        section.missing("No accuracies by class", [called("evaluate", run) for run in found.runs])
+        return section
+    by_class = [network.main.summary.classes for network in networks]
+    every = list(dict.fromkeys(name for classes in by_class for name in classes))
+    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)[:12]
+    if len(kinds) <= 3:  # of one threat the union is that threat, and of none the natural accuracy
+        kinds = [kind for kind in kinds if kind != UNION]
+    chosen = every if len(every) <= MOST_CLASSES else _hardest(networks, every)
+    if len(chosen) < len(every):
+        section.add(note(f"The {len(chosen)} hardest of {len(every)} classes; the rest is in summary.json of each."))
+    section.add(grid(*(_kind(section, kind, chosen, networks) for kind in kinds)))
+    measured = [m for classes in by_class for accuracies in classes.values() for m in accuracies.values()]
+    fewest = min(m.total for m in measured)
+    widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
+    text = f"Classes have few images, {fewest} or more: 95% intervals reach {100 * widest:.0f} points to either side."
+    section.add(note(text))
+    return section
+
+
+def _hardest(networks: Sequence[Network], every: Sequence[str]) -> list[str]:
+    def mean(name: str) -> float:
+        found = [m.value for n in networks for m in n.main.summary.classes.get(name, {}).values()]
+        return sum(found) / len(found) if found else 1.0
+
+    kept = set(sorted(every, key=mean)[:MOST_CLASSES])
+    return [name for name in every if name in kept]
+
+
+def _kind(section: Section, kind: str, classes: Sequence[str], networks: Sequence[Network]) -> Html:
+    values = {
+        network.name: {
+            name: accuracies[kind].value
+            for name, accuracies in network.main.summary.classes.items()
+            if kind in accuracies
+        }
+        for network in networks
+    }
+    rows = [(network.name, network.series, values[network.name]) for network in networks if values[network.name]]
+    words = {NATURAL: "Natural", UNION: "Union: right under every threat"}
+    title = words.get(kind, f"Under attack, {kind}")
+    body = [[short(name, 60), *(_heat(values[network.name].get(name)) for network in networks)] for name in classes]
+    heads = ["class", *(short(network.name, 60) for network in networks)]
+    details = numbers(table(heads, body, caption=f"{title}: accuracy (%) by class", sortable=True))
+    return section.figure(dots(file_name("classes", kind), title, classes, rows), details=details)
+
+
+def _heat(value: float | None) -> Html:
+    if value is None:
+        return tag("td", "")
+    return tag("td", f"{100 * value:.1f}", class_=f"heat b-{heat_role(value)} f-{heat_ink(value)}")
+
+
+# -- corruptions ------------------------------------------------------------------------------------------------------
+
+
+def corruptions_section(found: Collection) -> Section:
+    section = Section("corruptions", "Corruptions")
+    having = [
+        (network, network.shift.corruptions)
+        for network in found.networks
+        if network.shift and network.shift.corruptions
+    ]
+    if having:
+        section.add(grid(*(_map(section, network, corruptions) for network, corruptions in having)))
+        sources = {corruptions.source for _, corruptions in having}
+        section.add(note(f"Accuracy in per cent by corruption and severity. Images: {names(sorted(sources))}."))
+    _sequences(section, found)
+    has = {id(network.run) for network, _ in having}
+    if lacking := [run for run in found.runs if id(run) not in has]:
+        commands = [called("evaluate", run, "--preset", "quick", "--corruptions", "common") for run in lacking]
+        section.missing(f"No corruptions of {names([run.name for run in lacking])}", commands)
+    return section
+
+
+def _map(section: Section, network: Network, found: Corruptions) -> Html:
+    cells = {
+        name.replace("_", " "): {severity: accuracy.value for severity, accuracy in entry.severities.items()}
+        | {"mean": entry.mean}
+        for name, entry in list(found.corruptions.items())[:MOST_COLUMNS]
+    }
+    columns = list(dict.fromkeys(key for row in cells.values() for key in row))
+    rows = [[name, *(_heat(row.get(column)) for column in columns)] for name, row in cells.items()]
+    title = f"{short(network.name, 34)}: {100 * found.mean:.1f}% on average"
+    drawing = heat_map(file_name("corruptions", network.name), title, cells, x_label="severity")
+    caption = f"{short(network.name, 80)}: accuracy (%) by corruption and severity"
+    return section.figure(
+        drawing, details=numbers(table(["corruption", *columns], rows, caption=caption, sortable=True))
+    )
+
+
+def _sequences(section: Section, found: Collection) -> None:
+    """Stability over sequences of small perturbations, where it was measured."""
+    for network in found.networks:
+        if network.shift is None or network.shift.perturbations is None:
+            continue
+        rows = [
+            [name.replace("_", " "), percent(entry.accuracy), percent(entry.flip_rate)]
+            for name, entry in network.shift.perturbations.sequences.items()
+        ]
+        caption = f"{short(network.name, 80)}: sequences of small perturbations"
+        heads = ["sequence", "accuracy (%)", "flip rate (%)"]
+        section.add(folded(caption, table(heads, rows, caption=caption, sortable=True)))

@@ -1,0 +1,212 @@
+"""The trade-off: networks, dial curves and the papers in two planes; the simplex of a dial of three learners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generalist.compare import Row, paper_rows
+from generalist.dial import Curve, Measured, Point
+from generalist.evaluation.accuracy import NATURAL
+from generalist.report.choices import Choice, choose, ranked
+from generalist.report.html import Html, short, table, tag
+from generalist.report.planes import Spot, Way, plane
+from generalist.report.plots import Corner, simplex
+from generalist.report.printed import file_name
+from generalist.report.runs import Collection, Network, Run
+from generalist.report.section import Section, called, grid, names, note, numbers, percent
+
+Axis = tuple[str, str, str]
+"""The column of a comparison, the name of a dial's accuracy, and the words for both."""
+
+
+def tradeoff_section(found: Collection) -> Section:
+    section = Section("tradeoff", "Trade-off")
+    linf, l2 = choose(found.networks, "linf"), choose(found.networks, "l2")
+    natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
+    pairs: list[tuple[str, Axis, Axis]] = []
+    if linf:
+        pairs.append(("natural-linf", natural, _axis(linf)))
+    if linf and l2:
+        pairs.append(("linf-l2", _axis(linf), _axis(l2)))
+    elif l2:
+        pairs.append(("natural-l2", natural, _axis(l2)))
+    papers = _papers(found.networks)
+    if pairs:
+        section.add(_filter(found, papers))
+        section.add(grid(*(_plane(section, key, found, papers, x, y) for key, x, y in pairs)))
+    if pairs:
+        section.add(note("Bars are 95% intervals. Hollow marks at the edge lie outside, at the figures beside them."))
+    for choice in (linf, l2):
+        if choice and choice.note:
+            section.add(note(choice.note))
+    _explain(section, found, papers, pairs)
+    return section
+
+
+def _axis(choice: Choice) -> Axis:
+    return choice.column, choice.threat, f"robust accuracy (%): {choice.label}"
+
+
+def _papers(networks: Sequence[Network]) -> list[Row]:
+    """The papers' rows for the same data and network."""
+    wanted = {(network.row.dataset, network.row.model) for network in networks}
+    return [row for row in paper_rows() if (row.dataset, row.model) in wanted]
+
+
+def _filter(found: Collection, papers: Sequence[Row]) -> Html:
+    methods = list(dict.fromkeys([*(n.row.method for n in found.networks), *(row.method for row in papers)]))
+    boxes = [
+        tag("label", tag("input", type="checkbox", checked=True, data_filter=method), short(method, 60))
+        for method in methods
+    ]
+    return tag("fieldset", tag("legend", "Methods shown"), *boxes, class_="filter")
+
+
+def _plane(section: Section, key: str, found: Collection, papers: Sequence[Row], x: Axis, y: Axis) -> Html:
+    spots = [_spot(network.row, network.name, network.series, x, y) for network in found.networks]
+    spots += [_spot(row, row.method, None, x, y) for row in papers]
+    here = [spot for spot in spots if spot is not None]
+    ways = [way for network in found.networks if (way := _way(found, network, x, y)) is not None]
+    title = f"{y[2]} against {x[2]}"
+    drawing = plane(f"tradeoff-{key}", title, x[2], y[2], here, ways)
+    heads = ["network", "method", "source", x[2], y[2]]
+    rows = [
+        [
+            short(s.name, 80),
+            s.method,
+            "ours" if s.series is not None else s.about.split("\n")[0],
+            f"{s.x:.2f}",
+            f"{s.y:.2f}",
+        ]
+        for s in here
+    ]
+    methods = [spot.method for spot in here]
+    for way in ways:
+        rows += [[f"{way.name}: {tip}", way.method, "dial", f"{px:.2f}", f"{py:.2f}"] for px, py, tip in way.points]
+        methods += [way.method] * len(way.points)
+    return section.figure(drawing, details=numbers(table(heads, rows, caption=title, sortable=True, methods=methods)))
+
+
+def _spot(row: Row, name: str, series: int | None, x: Axis, y: Axis) -> Spot | None:
+    a, b = row.cells.get(x[0]), row.cells.get(y[0])
+    if a is None or b is None:
+        return None
+    source = "" if series is not None else f"{row.source}\n"
+    flags = "".join(f"\n{column}: {cell.flag}; {cell.note}" for column, cell in ((x[0], a), (y[0], b)) if cell.flag)
+    about = f"{source}{row.method}, {row.dataset}, {row.model}\n{x[0]} {percent(a.value)}, {y[0]} {percent(b.value)}"
+    bounds = [
+        (100 * cell.low, 100 * cell.high) if cell.low is not None and cell.high is not None else None for cell in (a, b)
+    ]
+    return Spot(name, row.method, 100 * a.value, 100 * b.value, bounds[0], bounds[1], series, about + flags)
+
+
+def _way(found: Collection, network: Network, x: Axis, y: Axis) -> Way | None:
+    """The dial curve of a run, once, in the colour of the network that stands for it."""
+    curve = network.run.curve
+    if curve is None or found.network_of(network.run) is not network:
+        return None
+    points = []
+    for point in curve.points:
+        measured = point.test or point.validation
+        if x[1] not in measured or y[1] not in measured:
+            return None
+        points.append((100 * measured[x[1]].value, 100 * measured[y[1]].value, _gammas(point)))
+    joined = len(curve.own_gamma) == 2
+    return Way(f"{network.name}, dial", network.row.method, network.series, points, joined)
+
+
+def _gammas(point: Point) -> str:
+    return ", ".join(f"{short(name, 40)} {share:.3g}" for name, share in point.gamma.items())
+
+
+def _explain(section: Section, found: Collection, papers: Sequence[Row], pairs: Sequence[object]) -> None:
+    curved = [run for run in found.runs if run.curve is not None]
+    if pairs and curved:
+        where = "test" if all(run.curve and run.curve.points[0].test for run in curved) else "held-out"
+        steps = sorted({run.curve.steps for run in curved if run.curve})
+        section.add(
+            note(
+                f"Small dots are the dial, measured with PGD of {' or '.join(map(str, steps))} steps on {where} "
+                "images: they lie higher than AutoAttack on test images, so read their shape and not their level. "
+                "A dashed line joins those of two learners; those of more fill an area."
+            )
+        )
+    if pairs and papers:
+        section.add(note("Hollow diamonds are the papers' published figures for the same data and network."))
+    elif pairs:
+        data = names(sorted({f"{n.row.dataset} with {n.row.model}" for n in found.networks}))
+        section.add(note(f"The papers have no figures for {data}."))
+    if not pairs:
+        section.missing("No robust accuracies", [called("evaluate", run) for run in found.runs])
+    lacking = [run for run in found.runs if run.curve is None and len(run.recipe.learners) > 1]
+    if lacking:
+        snapped = [run for run in lacking if run.snapshots]
+        commands = [called("mix", run, "--curve", "11") for run in snapped]
+        if bare := [run for run in lacking if not run.snapshots]:
+            commands += [called("train", run, "--resume") for run in bare]
+            section.add(note(f"{names([run.name for run in bare])}: no snapshots, which a dial curve needs."))
+        section.missing(f"No dial curve of {names([run.name for run in lacking])}", commands)
+
+
+# -- the simplex ------------------------------------------------------------------------------------------------------
+
+
+def dial_section(found: Collection) -> Section | None:
+    """Triangles of every dial of three learners; None where no run has one."""
+    runs = [run for run in found.runs if len(run.recipe.learners) == 3 or (run.curve and len(run.curve.own_gamma) == 3)]
+    if not runs:
+        return None
+    section = Section("dial", "The dial", "Dial")
+    curves = [(run, run.curve) for run in runs if run.curve is not None and len(run.curve.own_gamma) == 3]
+    for run, curve in curves:
+        _triangles(section, run, curve)
+    drawn = [run for run, _ in curves]
+    if drawn:
+        section.add(
+            note(
+                "Each dot is a network mixed from three learners by its place in the triangle; brighter is more "
+                "accurate. Rings: no other point is as good everywhere and better somewhere. Cross: the run's own."
+            )
+        )
+    if lacking := [run for run in runs if run not in drawn]:
+        text = f"No dial curve of {names([run.name for run in lacking])}"
+        section.missing(text, [called("mix", run, "--curve", "6") for run in lacking])
+    return section
+
+
+def _triangles(section: Section, run: Run, curve: Curve) -> None:
+    learners = [short(name, 40) for name in curve.own_gamma]
+    columns = ranked(curve.points[0].validation)
+    figures = []
+    for column in columns:
+        corners = [
+            Corner(
+                (shares[0], shares[1], shares[2]),
+                100 * _measured(point)[column].value,
+                f"{_gammas(point)}\n{column} {percent(_measured(point)[column].value)}%",
+                point.pareto,
+            )
+            for point in curve.points
+            for shares in [list(point.gamma.values())]
+        ]
+        own = list(curve.own_gamma.values())
+        figures.append(
+            section.figure(simplex(file_name("dial", run.name, column), f"{column} (%)", learners, corners, own))
+        )
+    rows = [
+        [
+            _gammas(point),
+            *(percent(_measured(point)[column].value) for column in columns),
+            "yes" if point.pareto else "",
+        ]
+        for point in curve.points
+    ]
+    where = "test" if curve.points[0].test else "validation"
+    title = f"{short(run.name, 80)}: accuracy (%) along the dial, PGD-{curve.steps} on {where} images"
+    details = numbers(table(["shares", *columns, "Pareto"], rows, caption=title, sortable=True))
+    suggestion = [note(short(curve.suggestion.text))] if curve.suggestion else []
+    section.add(tag("h3", short(run.name, 80)), grid(*figures), *suggestion, details)
+
+
+def _measured(point: Point) -> dict[str, Measured]:
+    return point.test or point.validation
