@@ -33,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words after `generalist` of every command shown, in blocks and in running text."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     shown = [line for block in blocks(page, "console") for line in block.splitlines()]
     lines += [line.removeprefix("$ ") for line in shown if line.startswith("$ ")]
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -42,6 +42,8 @@ def commands(page: Path) -> Iterator[list[str]]:
         words = shlex.split(line, comments=True)
         while words and "=" in words[0]:
             words.pop(0)
+        if words[:1] == ["torchrun"] and "generalist" in words:  # torchrun ... -m generalist ...
+            words = words[words.index("generalist") :]
         if words[:1] == ["generalist"]:
             yield words[1:]
 

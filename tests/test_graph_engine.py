@@ -234,7 +234,7 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", _Recording)
 
 

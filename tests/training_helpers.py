@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from generalist.core.distributed import Group
 from generalist.core.run import RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sets import Batch, ImageSet
@@ -133,11 +134,21 @@ def tiny_recipe(learners: Sequence[dict[str, Any]] = (ROBUST, NATURAL), **change
 
 
 def make_trainer(
-    recipe: Recipe, path: Path, *, listener: Listener | None = None, splits: Splits | None = None
+    recipe: Recipe,
+    path: Path,
+    *,
+    listener: Listener | None = None,
+    splits: Splits | None = None,
+    group: Group | None = None,
 ) -> Trainer:
     path.mkdir(parents=True, exist_ok=True)
     return Trainer(
-        recipe, RunDirectory(path), splits or tiny_splits(), device=torch.device("cpu"), listener=listener or Listener()
+        recipe,
+        RunDirectory(path),
+        splits or tiny_splits(),
+        device=torch.device("cpu"),
+        listener=listener or Listener(),
+        group=group,
     )
 
 
@@ -147,9 +158,9 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trainer:
     return trainer
 
 
-def stop_after(recipe: Recipe, path: Path, *, epoch: int) -> None:
+def stop_after(recipe: Recipe, path: Path, *, epoch: int, group: Group | None = None) -> None:
     """Train until the end of an epoch, its checkpoint included, and stop as Ctrl-C would."""
-    trainer = make_trainer(recipe, path)
+    trainer = make_trainer(recipe, path, group=group)
     end = trainer._end_epoch
 
     def stop(done: int, *, images: int, seconds: float) -> None:

@@ -16,6 +16,7 @@ from generalist import dial
 from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
+from generalist.core import distributed
 from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.data.dataset import materialise
@@ -27,7 +28,7 @@ from generalist.evaluation.out_of_distribution import measure_shift, parse_shift
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
-from generalist.stages import run_directory, train_runs
+from generalist.stages import shared_directory, train_runs
 from generalist.training.artefacts import branch_files, load_weights
 from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
@@ -56,23 +57,26 @@ def train(
 
     `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH]` to branch from (the command line's --from),
     `data` is (images, labels) or {"train": ..., "test": ...} in memory. Everything is checked before anything runs.
+    In a process that torchrun has started, it trains together with the others (`train.parallel`).
     """
     overrides = [*overrides, "data.name=arrays"] if data is not None else list(overrides)
     if resume and isinstance(recipe, str | Path) and RunDirectory(Path(recipe)).exists():
         out = out or recipe
         recipe = RunDirectory(Path(recipe)).recipe
     whole = load_recipe(recipe, overrides=overrides, trust_code=trust_code)
-    run = run_directory(whole, out, resume=resume)
-    train_runs(
-        whole,
-        run,
-        start=start,
-        resume=resume,
-        device=choose_device(device),
-        data=data,
-        trust_code=trust_code,
-        listener=listener or Listener(),
-    )
+    with distributed.start(choose_device(device), timeout=whole.train.parallel.timeout) as group:
+        run, resume = shared_directory(whole, out, resume=resume, group=group)
+        train_runs(
+            whole,
+            run,
+            start=start,
+            resume=resume,
+            device=group.device,
+            data=data,
+            trust_code=trust_code,
+            listener=listener if listener and group.first else Listener(),
+            group=group,
+        )
     return run
 
 

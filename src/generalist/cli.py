@@ -20,6 +20,7 @@ from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
 from generalist.console import clear_endings, console, show_run, training_listener
+from generalist.core import distributed
 from generalist.core.errors import GeneralistError
 from generalist.data import download
 from generalist.data.options import data_root
@@ -92,7 +93,8 @@ def train(
             trust_code=trust_code,
             listener=listener,
         )
-    show_run(run)
+    if distributed.tells():
+        show_run(run)
 
 
 app.command()(evaluate)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from generalist.core import distributed
+from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory, next_free
@@ -41,6 +44,24 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> Ru
     return run
 
 
+def shared_directory(
+    recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group
+) -> tuple[RunDirectory, bool]:
+    """(where the run of all ranks goes, whether it is resumed), as rank 0 finds it.
+
+    A job that torchrun has started anew, after a rank was lost, goes on by itself.
+    """
+    if out is None and distributed.restartable():
+        raise RunError("torchrun may start this job anew: name the run with --out RUN, where it then goes on")
+    again = max(group.gather_objects(distributed.restarts())) > 0
+    found = None
+    if group.first:
+        resume = resume or (again and out is not None and RunDirectory(Path(out)).exists())
+        found = run_directory(recipe, out, resume=resume), resume
+    shared: tuple[RunDirectory, bool] = group.from_first(found)
+    return shared
+
+
 def _check_free(run: RunDirectory) -> None:
     if run.path.exists() and (not run.path.is_dir() or any(p.name != ".lock" for p in run.path.iterdir())):
         raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
@@ -50,6 +71,9 @@ def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
     """A resumed run follows its own recipe to the letter."""
     before = parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
     now = parse_yaml(to_yaml(recipe), "recipe")
+    for raw in (now, before):  # another number of processes may share the work differently
+        if isinstance(train := raw.get("train"), dict):
+            train.pop("parallel", None)
     changed = [name for name in now if name != "name" and now[name] != before.get(name)]
     if changed:
         raise RecipeError(
@@ -135,31 +159,36 @@ def train_runs(
     data: Any,
     trust_code: bool,
     listener: Listener,
+    group: Group,
 ) -> None:
     """Check everything, then train each run of the recipe, under one lock and one answer to signals."""
-    start = start or (_recorded_source(whole, run) if resume else None)
+    recorded = _recorded_source(whole, run) if resume and group.first else None
+    start = start or group.from_first(recorded)
     plans = plan_runs(whole, run, start=start, trust_code=trust_code)
 
     def build(plan: Plan) -> _Built:
-        return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener)
+        return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener, group=group)
 
     ready: _Built | None = build(plans[0])
     for plan in plans[1:]:
         build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
-    with run.lock(), stop_requests() as request:
-        if not resume:
+    with run.lock() if group.first else nullcontext(), stop_requests(patient=group.world > 1) as request:
+        if not resume and group.first:
             _check_free(run)  # again, now that nobody else can come in between
         for i, plan in enumerate(plans):
             stage, ready = ready or build(plan), None
             _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request)
             del stage  # and its memory, before the next one is built
-            if request.received is not None and i + 1 < len(plans):
+            (received,) = group.agree([request.received or 0])
+            if received and i + 1 < len(plans):
                 raise InterruptedRunError(
-                    f"stopped after stage {whole.stages[i].name!r}; go on with --resume", request.received
+                    f"stopped after stage {whole.stages[i].name!r}; go on with --resume", received
                 )
 
 
-def _build(plan: Plan, *, device: torch.device, data: Any, trust_code: bool, listener: Listener) -> _Built:
+def _build(
+    plan: Plan, *, device: torch.device, data: Any, trust_code: bool, listener: Listener, group: Group
+) -> _Built:
     """Read the data and make the learners; nothing is written."""
     recipe = plan.recipe
     splits = load_splits(recipe.data, trust_code=trust_code, arrays=data)
@@ -174,8 +203,10 @@ def _build(plan: Plan, *, device: torch.device, data: Any, trust_code: bool, lis
             trust_code=trust_code,
             listener=listener,
             stages=plan.stages,
+            group=group,
         )
-        started = plan.directory.checkpoints.is_dir()  # whoever has a checkpoint needs its source no more
+        # Whoever has a checkpoint needs its source no more.
+        started = group.from_first(plan.directory.checkpoints.is_dir())
         if plan.source is not None and not plan.waits and not started:
             trainer.start_from(plan.source_files())
     return _Built(splits, trainer)
@@ -196,11 +227,13 @@ def _train_stage(
         trainer.listener.say(f"warning: {note}")
     with switches(recipe.train, device):
         resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
-        _record_environment(directory, describe(built.splits, device, recipe.train.seed), plan.source)
-        if directory != run:
-            write_text(directory.recipe, to_yaml(recipe))
-        # The whole recipe from the first stage on: --resume compares with it and needs every stage.
-        write_text(run.recipe, to_yaml(whole))
+        if trainer.group.first:
+            now = describe(built.splits, device, recipe.train.seed)
+            _record_environment(directory, {**now, "parallel": trainer.parallel.describe()}, plan.source)
+            if directory != run:
+                write_text(directory.recipe, to_yaml(recipe))
+            # The whole recipe from the first stage on: --resume compares with it and needs every stage.
+            write_text(run.recipe, to_yaml(whole))
         if resumed:
             trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
         elif plan.source is not None:

@@ -50,8 +50,10 @@ class AdversarialGradientSteering(AdversarialTraining):
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         batch, parameters = inputs.batch, list(self.learner.model.parameters())
         natural = self.learner.cross_entropy(self.learner.forward(batch.x), batch.y)
-        clean = torch.autograd.grad(natural, parameters, allow_unused=True, materialize_grads=True)
-        adversarial, metrics = super().gradients_of(inputs, progress)
+        found = torch.autograd.grad(natural, parameters, allow_unused=True, materialize_grads=True)
+        clean = self.learner.means(found)
+        gradients, metrics = super().gradients_of(inputs, progress)
+        adversarial = self.learner.means(gradients)
         steered, cosines = [], []
         for own, other in zip(adversarial, clean, strict=True):
             combined, cosine = steer(own, other, clip=self.clip)

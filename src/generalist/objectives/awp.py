@@ -60,11 +60,12 @@ class AdversarialWeightPerturbation(Objective):
         self.rho = options.rho
         self.inner = build_objective(options.around)
         self.variants, self.capturable = self.inner.variants, self.inner.capturable
+        self.separable = self.inner.separable
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         model = self.learner.model
         with restored([*model.buffers(), *self.inner.state_dict().values()]):
-            ascent, _ = self.inner.gradients_of(inputs, progress)
+            ascent = self.learner.means(self.inner.gradients_of(inputs, progress)[0])
         parameters = [parameter.detach() for parameter in model.parameters()]
         with restored([weight for weight in parameters if weight.dim() > 1]):
             for weight, gradient in zip(parameters, ascent, strict=True):

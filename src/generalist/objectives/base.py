@@ -7,7 +7,7 @@ loop never asks which objective is running.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -76,6 +76,9 @@ class LearnerView:
     """The network in evaluation mode in a faster form, where the engine has made one."""
     moves: Moves = field(default_factory=Moves)
     """The parts of an attack beside the network; an engine may put compiled ones here."""
+    means: Callable[[Sequence[Tensor]], list[Tensor]] = list
+    """Means over the batch, from means over the part of it that this process has: what an objective needs that does
+    anything but add up gradients (a norm, a cosine, a running accuracy). Ranks that share batches call it alike."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits in at least single precision."""
@@ -153,6 +156,10 @@ class Objective:
 
     capturable: bool = True
     """Whether an iteration can be recorded as a CUDA graph: nothing waits for the device, no shape depends on data."""
+
+    separable: bool = True
+    """Whether the gradients of a batch are the mean of those of its parts, so that ranks may divide it. One that uses
+    `learner.means` where it needs the whole batch is; one that mixes samples with each other is not."""
 
     def __init__(self, options: ObjectiveOptions) -> None:
         self.options = options

@@ -76,7 +76,8 @@ class ExtremeNorms(SeveralNorms):
         right = accuracy(logits, y)["accuracy"]
         with torch.no_grad():
             own = self.sums[self.variants.index(progress.variant)]
-            own.add_(torch.stack([right.double(), torch.ones_like(right, dtype=torch.float64)]))
+            (seen,) = self.learner.means([right.double()])
+            own.add_(torch.stack([seen, torch.ones_like(seen)]))
         return self.learner.cross_entropy(logits, y), {"accuracy": right, f"accuracy/{progress.variant}": right}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ class InterpolatedAdversarialTraining(AdversarialTraining):
     partner's. The authors attack by PGD-7: `attack: {steps: 7}`. Costs steps + 2 forward and backward passes.
     """
 
+    separable = False  # a sample's partner may be any other of the batch
+
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         images = (batch.x, self.learner.adversarial(batch, progress))
         made: dict[str, Tensor] = {}

@@ -56,6 +56,7 @@ class Ramp(SeveralNorms):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RampOptions
+    separable = False  # its divergence is a mean over the samples that are right, and the copy has gradients of its own
 
     def __init__(self, options: RampOptions) -> None:
         super().__init__(options)

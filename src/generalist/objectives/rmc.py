@@ -80,6 +80,7 @@ class RobustModeConnectivity(Objective):
         super().__init__(options)
         self.sources, self.points, self.statistics = options.ends, options.points, options.statistics
         self.inner = build_objective(options.around)
+        self.separable = self.inner.separable
         self.capturable = self.inner.capturable
 
     @classmethod

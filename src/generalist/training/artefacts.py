@@ -153,6 +153,14 @@ def start_from(
     return abouts
 
 
+def unseen(about: dict[str, Any], data: str, held_out: set[int]) -> set[int]:
+    """Which of the held-out images a weights file's ancestors were not trained on; all, if they had other data."""
+    if about.get("data") != data:
+        return held_out
+    kept = about.get("unseen")
+    return {i for i in kept if isinstance(i, int)} if isinstance(kept, list) else set()
+
+
 def _fill(average: GlobalLearner | Average, vector: Tensor, counters: Tensor, about: dict[str, Any]) -> None:
     average.vector.copy_(vector)
     average.counters.copy_(counters)

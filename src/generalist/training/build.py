@@ -14,11 +14,13 @@ from generalist.data.sets import Images, ImageSet, join
 from generalist.models import build_model, check_model
 from generalist.objectives.base import build_objective
 from generalist.tensors.folding import CannotFoldError
+from generalist.tensors.sync_batchnorm import synchronise
 from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.graph import GraphEngine, why_not_graph
 from generalist.training.learner import Learner
 from generalist.training.options import Job
+from generalist.training.parallel import Parallel
 
 WORTH_COMPILING = 2000
 """Iterations that a run must have for compilation to pay."""
@@ -41,6 +43,7 @@ def build_learners(
     artefact: Callable[[str], dict[str, Tensor]],
     validation: tuple[Images, Tensor],
     trust_code: bool,
+    parallel: Parallel,
 ) -> list[Learner]:
     """All learners, from one and the same fresh network; `index` says which images are trained on."""
     model = build_model(
@@ -53,7 +56,9 @@ def build_learners(
     for i, options in enumerate(job.learners):
         if options.cutout >= min(images.shape[1:]):
             raise RecipeError(f"learners.{i}.cutout", f"{options.cutout} covers a whole image; make it smaller")
-    return [
+    if parallel.sync is not None:
+        synchronise(model, parallel.sync)
+    learners = [
         Learner(
             options,
             copy.deepcopy(model),
@@ -66,9 +71,18 @@ def build_learners(
             validation=validation,
             autocast=job.train.autocast,
             counters=job.mixing.counters,
+            parallel=parallel,
         )
         for options in job.learners
     ]
+    for i, learner in enumerate(learners):
+        if parallel.ranks > 1 and not learner.objective.separable:
+            raise RecipeError(
+                f"learners.{i}.objective",
+                f"{learner.options.objective.kind!r} needs whole batches, which {parallel.ranks} ranks would divide; "
+                "set train.parallel.layout to learners, or start fewer processes",
+            )
+    return learners
 
 
 def build_engine(
@@ -80,10 +94,11 @@ def build_engine(
     device: torch.device,
     iterations: int,
     say: Callable[[str], None],
+    parallel: Parallel | None = None,
 ) -> EagerEngine:
     """The engine that the recipe asks for, as far as it can run here."""
     wanted = job.train.engine
-    problem = why_not_graph(job, images, device, learners)
+    problem = why_not_graph(job, images, device, learners, parallel)
     if wanted == "graph" and problem is not None:
         raise RecipeError("train.engine", f"graph cannot run here: {problem}; use auto or eager")
     if wanted == "auto" and problem is not None and device.type == "cuda":
@@ -92,7 +107,10 @@ def build_engine(
     compiled = job.train.compile
     if compiled == "auto":
         compiled = graph and iterations >= WORTH_COMPILING and not job.train.deterministic
-    engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner)
+    if compiled and parallel is not None and parallel.sync is not None:
+        say("not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)")
+        compiled = False
+    engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner, parallel)
     if compiled:
         engine.compile()
         for learner in learners:

@@ -156,3 +156,8 @@ def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
                 f"expected {tuple(tensor.shape)}"
             )
         tensor.copy_(saved[name])
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

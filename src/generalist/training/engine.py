@@ -20,14 +20,19 @@ from generalist.objectives.base import Metrics, Progress
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
 from generalist.training.options import Job
+from generalist.training.parallel import Parallel, parallel_for
 
 
 class EagerEngine:
     """Steps the learners. `sums` collects what they report, as (sum, count), until `take_means`."""
 
-    def __init__(self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
+    def __init__(
+        self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner, parallel: Parallel | None = None
+    ) -> None:
         self.job = job
+        self.parallel = parallel or parallel_for(job)
         self.learners = learners
+        self.own = [learners[a] for a in self.parallel.own]
         self.global_learner = global_learner
         vector = global_learner.vector
         self.device, self.dtype = vector.device, vector.dtype
@@ -37,7 +42,7 @@ class EagerEngine:
         self.gammas = torch.zeros(count, dtype=torch.float64, device=self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.first_bad = torch.full((count,), -1, dtype=torch.int64, device=self.device)
+        self.first_bad = torch.full((len(self.own),), -1, dtype=torch.int64, device=self.device)
         self.scalars = [
             {name: torch.zeros((), dtype=self.dtype, device=self.device) for name in learner.objective.schedules()}
             for learner in learners
@@ -54,8 +59,10 @@ class EagerEngine:
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
     ) -> Iterator[Batch]:
-        """What `iteration` takes, one after the other."""
-        return iterate(images, batches, epoch=epoch, seed=seed, options=options)
+        """What `iteration` takes, one after the other: this rank's part of each batch."""
+        return iterate(
+            images, [self.parallel.part_of(batch) for batch in batches], epoch=epoch, seed=seed, options=options
+        )
 
     def set_progress(self, *, step: int, epoch: int, position: float) -> None:
         """Put learning rates, gammas and the objectives' own schedules where iteration `step` wants them.
@@ -69,9 +76,14 @@ class EagerEngine:
         ]
         self.lr.copy_(torch.tensor(rates, dtype=self.dtype))
         self.gammas.copy_(torch.tensor(self.job.gammas_at(position), dtype=torch.float64))
-        self.variants = tuple(learner.objective.variant(step, epoch) for learner in self.learners)
-        # Dropout and its like draw from torch's generators: seeded by the step, they need no checkpoint either.
-        generator_seed = host_seed(self.job.train.seed, "generator", step)
+        self.variants = tuple(
+            learner.objective.variant(step, epoch) if a in self.parallel.own else self.variants[a]
+            for a, learner in enumerate(self.learners)
+        )
+        # Dropout and its like draw from torch's generators: seeded by the step, they need no checkpoint either. Ranks
+        # that share a batch have different samples of it, and draw differently.
+        purpose = f"generator/{self.parallel.column}" if self.parallel.column else "generator"
+        generator_seed = host_seed(self.job.train.seed, purpose, step)
         torch.default_generator.manual_seed(generator_seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(generator_seed)
@@ -85,14 +97,15 @@ class EagerEngine:
         """One step of every learner, then of the global learner."""
         batch = replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=self.layout))
         metrics = self.step_learners(batch)
-        self._collect(self.first_bad, self.step, [found["loss"] for found in metrics], *self._totals(metrics))
+        losses = [found["loss"] for found in metrics]
+        self._collect(self.first_bad, self.step, losses, *self._totals(metrics), self.parallel.share)
         self.global_learner.update(self.learners, self.gammas)
 
     def _totals(self, metrics: Sequence[Metrics]) -> tuple[list[Tensor], list[Tensor]]:
         """For everything that was reported its sum so far, and the value."""
         values = {
             f"{learner.name}.{name}": value
-            for learner, found in zip(self.learners, metrics, strict=True)
+            for learner, found in zip(self.own, metrics, strict=True)
             for name, value in found.items()
         }
         for key in values.keys() - self.sums.keys():
@@ -100,8 +113,8 @@ class EagerEngine:
         return [self.sums[key] for key in values], list(values.values())
 
     def step_learners(self, batch: Batch) -> list[Metrics]:
-        """One step of every learner; none depends on another."""
-        return [self.step_learner(a, batch) for a in range(len(self.learners))]
+        """One step of every learner of this rank; none depends on another."""
+        return [self.step_learner(a, batch) for a in self.parallel.own]
 
     def step_learner(self, a: int, batch: Batch) -> Metrics:
         progress = Progress(self.step, self.epoch, self.lr[a], self.variants[a], self.scalars[a])
@@ -110,20 +123,29 @@ class EagerEngine:
     def take_means(self) -> dict[str, dict[str, float]]:
         """Means of the reported metrics since the last call, by learner."""
         means: dict[str, dict[str, float]] = {learner.name: {} for learner in self.learners}
-        for key, total in self.sums.items():
+        for key, total in self.gathered_sums().items():
             name, _, metric = key.partition(".")
             value, count = total.tolist()
             if count:
                 means[name][metric] = value / count
+        for total in self.sums.values():
             total.zero_()
         return means
+
+    def gathered_sums(self) -> dict[str, Tensor]:
+        """The sums of all ranks together, on the host, in the order of the learners."""
+        parts = self.parallel.group.gather_objects({key: total.cpu() for key, total in self.sums.items()})
+        keys = list(dict.fromkeys(key for part in parts for key in part))
+        names = [learner.name for learner in self.learners]
+        keys.sort(key=lambda key: names.index(key.partition(".")[0]))
+        return {key: torch.stack([part[key] for part in parts if key in part]).sum(0) for key in keys}
 
     def check_finite(self, *, weights: bool = False) -> None:
         """Raise where a learner's loss, or one of its weights, has stopped being finite. Waits for the device.
 
         A finite loss can have a gradient that is not; the weights tell before the next loss does.
         """
-        for learner, step in zip(self.learners, self.first_bad.tolist(), strict=True):
+        for learner, step in zip(self.own, self.first_bad.tolist(), strict=True):
             if step >= 0:
                 raise diverged(learner.name, f"the loss is not finite at step {step}")
             if weights and not bool(torch.isfinite(learner.flat.vector).all()):
@@ -132,13 +154,21 @@ class EagerEngine:
 
 @torch.no_grad()
 def collect(
-    first_bad: Tensor, step: Tensor, losses: Sequence[Tensor], sums: Sequence[Tensor], values: Sequence[Tensor]
+    first_bad: Tensor,
+    step: Tensor,
+    losses: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    values: Sequence[Tensor],
+    share: float = 1.0,
 ) -> None:
-    """Note the first step at which a loss is not finite, and add values up, with their count."""
+    """Note the first step at which a loss is not finite, and add values up, with their count.
+
+    `share` is the part of the batch that they are means over, where ranks divide it.
+    """
     fresh = ~torch.isfinite(torch.stack(list(losses))) & (first_bad < 0)
     first_bad.copy_(torch.where(fresh, step, first_bad))
     for total, value in zip(sums, values, strict=True):
-        total.add_(torch.stack([value.double(), torch.ones_like(value, dtype=torch.float64)]))
+        total.add_(torch.stack([value.double(), torch.ones_like(value, dtype=torch.float64)]), alpha=share)
 
 
 def diverged(name: str, what: str) -> DivergedError:

@@ -54,8 +54,19 @@ class GlobalLearner:
             self.vector.copy_(vector)
             self.counters.copy_(counters)
 
+    def divide(self) -> None:
+        """Begin to train from the vector as it is now."""
+
+    def gather(self) -> None:
+        """Bring the vector up to date, where ranks keep shares of it."""
+
     def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
         return {"weights": self.vector, "counters": self.counters, "count": self.count}
+
+    def changing(self) -> dict[str, Tensor]:
+        """Every tensor that an iteration changes."""
+        return self.state()
 
 
 def _blend(

@@ -24,11 +24,14 @@ from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
 from generalist.training.options import Job
+from generalist.training.parallel import Parallel
 
 WARM_UP = 3  # iterations before recording: cuDNN picks its kernels, torch.compile compiles, caches are filled
 
 
-def why_not_graph(job: Job, images: Images, device: torch.device, learners: Sequence[Learner] = ()) -> str | None:
+def why_not_graph(
+    job: Job, images: Images, device: torch.device, learners: Sequence[Learner] = (), parallel: Parallel | None = None
+) -> str | None:
     """Why this run cannot be recorded; None where it can."""
     fixed = [learner.options.objective.kind for learner in learners if not learner.objective.capturable]
     if device.type != "cuda":
@@ -37,6 +40,8 @@ def why_not_graph(job: Job, images: Images, device: torch.device, learners: Sequ
         return "the images are streamed from files"
     if job.train.last_batch == "keep":
         return "train.last_batch is keep, so batches differ in size"
+    if parallel is not None and parallel.sync is not None:
+        return "BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"
     return f"objective {fixed[0]!r} cannot be recorded" if fixed else None
 
 
@@ -46,19 +51,21 @@ class GraphEngine(EagerEngine):
     Objectives whose batches take several shapes have one graph for each combination of their variants.
     """
 
-    def __init__(self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner) -> None:
-        super().__init__(job, learners, global_learner)
+    def __init__(
+        self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner, parallel: Parallel | None = None
+    ) -> None:
+        super().__init__(job, learners, global_learner, parallel)
         self.graphs: dict[tuple[str, ...], torch.cuda.CUDAGraph] = {}
         self.compiled = False
         self._augmented: Callable[..., Batch] | None = None
-        self.streams = [torch.cuda.Stream(self.device) for _ in learners]  # type: ignore[no-untyped-call]
+        self.streams = [torch.cuda.Stream(self.device) for _ in self.own]  # type: ignore[no-untyped-call]
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
     ) -> Iterator[Any]:
         """Sample indices; the graph itself fetches and augments the images."""
         self._source = (images, seed, options)
-        return iter([batch.to(self.device) for batch in batches])
+        return iter([self.parallel.part_of(batch).to(self.device) for batch in batches])
 
     def iteration(self, batch: Any) -> None:
         if not self.graphs:
@@ -73,12 +80,15 @@ class GraphEngine(EagerEngine):
         self.compiled = True
 
     def step_learners(self, batch: Batch) -> list[Metrics]:
-        """Each learner on a stream of its own, so that one fills the gaps that another's small kernels leave."""
-        if len(self.learners) == 1:
+        """Each learner on a stream of its own, so that one fills the gaps that another's small kernels leave.
+
+        Not where gradients are summed over ranks: these sums must come in the same order on every rank.
+        """
+        if len(self.own) == 1 or self.parallel.ranks > 1:
             return super().step_learners(batch)
         joint = torch.cuda.current_stream(self.device)
         metrics = []
-        for a, stream in enumerate(self.streams):
+        for a, stream in zip(self.parallel.own, self.streams, strict=True):
             stream.wait_stream(joint)
             with torch.cuda.stream(stream):
                 metrics.append(self.step_learner(a, batch))
@@ -104,7 +114,8 @@ class GraphEngine(EagerEngine):
                 self._whole_iteration()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Sums over ranks are watched by a thread of NCCL's, whose questions to the device are no part of the recording.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local" if self.parallel.ranks > 1 else "global"):
             self._whole_iteration()
         for key, tensor in self._state().items():
             if key in before:
@@ -115,7 +126,7 @@ class GraphEngine(EagerEngine):
 
     def _rehearse(self) -> None:
         """Compile the two forms of the network side by side: the one that trains and the one under attack."""
-        attacked = [learner.view for learner in self.learners if learner.view.constant is not None]
+        attacked = [learner.view for learner in self.own if learner.view.constant is not None]
         if not (self.compiled and attacked):
             return
         images, _, _ = self._source
@@ -123,7 +134,7 @@ class GraphEngine(EagerEngine):
         x = batch.x.to(self.dtype).contiguous(memory_format=self.layout)
         with ThreadPoolExecutor(max_workers=1) as worker:
             kernels = worker.submit(self._attack_once, attacked[0], x)
-            view = self.learners[0].view
+            view = self.own[0].view
             view.model.train()
             loss = view.cross_entropy(view.forward(x), batch.y)
             torch.autograd.grad(loss, list(view.model.parameters()), allow_unused=True)
@@ -141,8 +152,8 @@ class GraphEngine(EagerEngine):
 
     def _state(self) -> dict[str, Tensor]:
         state = {"first_bad": self.first_bad, **{f"sum.{name}": total for name, total in self.sums.items()}}
-        state |= {f"global.{name}": tensor for name, tensor in self.global_learner.state().items()}
-        for learner in self.learners:
+        state |= {f"global.{name}": tensor for name, tensor in self.global_learner.changing().items()}
+        for learner in self.own:
             state |= {f"{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
             own = learner.objective.state_dict()
             state |= {f"{learner.name}.objective.{name}": tensor for name, tensor in own.items()}

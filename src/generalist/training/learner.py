@@ -14,11 +14,13 @@ from generalist.core.errors import GeneralistError
 from generalist.data.augment import AugmentOptions, cut_out, draw
 from generalist.data.sets import Batch, Images
 from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
+from generalist.tensors.batchnorm import tracked
 from generalist.tensors.flat import Flat
 from generalist.tensors.fused import fastest
 from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
 from generalist.training.options import LearnerOptions
+from generalist.training.parallel import Parallel
 
 
 class Learner:
@@ -38,17 +40,25 @@ class Learner:
         validation: tuple[Images, Tensor] | None = None,
         autocast: torch.dtype | None = None,
         counters: str = "copy",
+        parallel: Parallel | None = None,
     ) -> None:
         self.options = options
         self.name = options.name
         self.model = model
         self.seed = seed
+        self.parallel = parallel or Parallel()
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 raise GeneralistError(f"parameter {name!r} is frozen, but learners train all: set requires_grad")
         self.flat = Flat(model)
         self.gradient = torch.zeros_like(self.flat.parameters)
         self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)
+        self.statistics = [
+            statistic
+            for layer in tracked(model).values()
+            for statistic in (layer.running_mean, layer.running_var)
+            if statistic is not None
+        ]
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
@@ -65,6 +75,7 @@ class Learner:
             validation=validation,
             label_smoothing=options.label_smoothing,
             autocast=autocast,
+            means=self.parallel.means,
         )
         objective.setup(self.view)
 
@@ -82,9 +93,13 @@ class Learner:
     def step(self, batch: Batch, progress: Progress) -> Metrics:
         """One optimizer step on the learner's own task."""
         self.model.train()
-        gradients, metrics = self.objective.gradients(self._augmented(batch, progress), progress)
+        with self.parallel.whole_batch():
+            gradients, metrics = self.objective.gradients(self._augmented(batch, progress), progress)
         with torch.no_grad():
             self.flat.gather_gradients(gradients, self.gradient)
+            self.parallel.mean(self.gradient)
+            if self.parallel.ranks > 1 and self.parallel.sync is None and self.statistics:
+                torch._foreach_copy_(self.statistics, self.parallel.means(self.statistics))
             self.optimizer.step(self.flat.parameters, self.gradient, progress.lr)
             if self.average:
                 self.average.update(self.flat)

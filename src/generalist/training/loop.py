@@ -15,18 +15,21 @@ import torch
 from torch import Tensor
 
 from generalist._version import __version__
+from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import clear_write_errors
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from
+from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from, unseen
 from generalist.training.build import build_engine, build_learners, with_extra
 from generalist.training.engine import diverged
 from generalist.training.global_learner import GlobalLearner
-from generalist.training.measures import Regret
+from generalist.training.global_share import GlobalShare
+from generalist.training.measures import Regret, without_nan
 from generalist.training.options import Job
+from generalist.training.parallel import parallel_for
 from generalist.training.signals import StopRequest, stop_requests
 from generalist.training.validation import Validation, Validator, validation_indices
 
@@ -44,7 +47,10 @@ class Listener:
 
 
 class Trainer:
-    """One training run. `run` trains to the end, from the newest checkpoint where there is one."""
+    """One training run. `run` trains to the end, from the newest checkpoint where there is one.
+
+    The processes of a `group` each have one; they run in step, and the first alone writes files.
+    """
 
     def __init__(
         self,
@@ -56,15 +62,18 @@ class Trainer:
         trust_code: bool = False,
         listener: Listener | None = None,
         stages: dict[str, RunDirectory] | None = None,
+        group: Group | None = None,
     ) -> None:
         self.job, self.directory, self.device = job, directory, device
         self.stages = stages or {}
         self.listener = listener or Listener()
+        self.parallel = parallel_for(job, group)
+        self.group = self.parallel.group
         images, held, self.train_index = validation_indices(job, splits)
         together, self.extra_index = with_extra(splits)
         self.train_images = together.to(device)
         held_out = images is splits.train
-        self.validator = Validator(job, self.train_images if held_out else images.to(device), held)
+        self.validator = Validator(job, self.train_images if held_out else images.to(device), held, self.group)
         self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
         self.data = splits.train.checksum()
         self.held_out = self.unseen = set(held.tolist()) if held_out else set()
@@ -76,9 +85,17 @@ class Trainer:
             artefact=self._artefact,
             validation=(self.validator.images, held),
             trust_code=trust_code,
+            parallel=self.parallel,
         )
-        self.global_learner = GlobalLearner(self.learners, job.mixing)
-        self.steps_per_epoch = len(self._batches(1))
+        self.own = [self.learners[a] for a in self.parallel.own]
+        self.global_learner = (
+            GlobalShare(self.learners, job.mixing, self.parallel)
+            if self.parallel.groups > 1
+            else GlobalLearner(self.learners, job.mixing)
+        )
+        batches = self._batches(1)
+        self.parallel.check_batches(batches)
+        self.steps_per_epoch = len(batches)
         self.engine = build_engine(
             job,
             self.train_images,
@@ -87,18 +104,20 @@ class Trainer:
             device=device,
             iterations=(job.train.epochs - job.train.start_epoch) * self.steps_per_epoch,
             say=self.listener.say,
+            parallel=self.parallel,
         )
         self.step = job.train.start_epoch * self.steps_per_epoch
         self.regret = Regret()
         self.best: checkpoints.Best | None = None
-        self._saved_step = -1
+        self._saved_step = self._gathered_step = -1
         self.metrics_bytes = 0
 
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
         gammas = self.job.gammas_at(self.job.train.start_epoch)
         for about in start_from(files, self.learners, self.global_learner, gammas):
-            self.unseen = self.unseen & _unseen(about, self.data, self.held_out)
+            self.unseen = self.unseen & unseen(about, self.data, self.held_out)
+        self.global_learner.divide()
         if self.unseen != self.held_out:
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
@@ -127,7 +146,10 @@ class Trainer:
     def run(self, request: StopRequest | None = None) -> None:
         """Train to the last epoch. A caller with several runs to do passes on its own `request` to stop."""
         devices = [self.device] if self.device.type == "cuda" else []
-        with nullcontext(request) if request else stop_requests() as request, torch.random.fork_rng(devices):
+        with (
+            nullcontext(request) if request else stop_requests(patient=self.group.world > 1) as request,
+            torch.random.fork_rng(devices),
+        ):
             self._saved_at = time.monotonic()
             while self.step < self.job.train.epochs * self.steps_per_epoch:
                 self._epoch(self.step // self.steps_per_epoch + 1, request)
@@ -137,7 +159,7 @@ class Trainer:
         train, redistribution = self.job.train, self.job.mixing.redistribution
         done = self.step % self.steps_per_epoch
         if done == 0:
-            for learner in self.learners:
+            for learner in self.own:
                 learner.objective.epoch_start(epoch)
         batches = self._batches(epoch)[done:]
         every_iteration = redistribution.when == "every-iteration" and redistribution.due(epoch, train.epochs)
@@ -145,17 +167,19 @@ class Trainer:
         feed = self.engine.feed(
             self.train_images, batches, epoch=epoch, seed=train.seed, options=self.job.data.augmentation
         )
-        for item in feed:
+        for batch, item in zip(batches, feed, strict=True):
+            self.parallel.begin(batch)
             self.engine.set_progress(step=self.step, epoch=epoch, position=self.step / self.steps_per_epoch)
             self.engine.iteration(item)
             if every_iteration:
+                self.global_learner.gather()
                 self.global_learner.redistribute(self.learners)
             self.step += 1
             self.listener.iteration(self.step, train.epochs * self.steps_per_epoch)
             self._between_iterations(request, epoch)
         self._end_epoch(epoch, images=(self.step - first) * train.batch_size, seconds=time.monotonic() - started)
         if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
-            self._answer(request, epoch)
+            self._answer(self._agree(request)[0], epoch)
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
         """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
@@ -163,26 +187,32 @@ class Trainer:
             self.engine.check_finite()
         if self.step % self.steps_per_epoch == 0:
             return  # the epoch's end comes first: whoever resumes from a checkpoint here would leave it out
-        self._answer(request, epoch)
-        if time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes:
+        received, old = self._agree(request)
+        self._answer(received, epoch)
+        if old:
             self.checkpoint()
 
-    def _answer(self, request: StopRequest, epoch: int) -> None:
+    def _agree(self, request: StopRequest) -> tuple[int, bool]:
+        """What all ranks know after this: a signal that one of them has received, and whether to save what there is."""
+        old = self.group.first and time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes
+        received, agreed = self.group.agree([request.received or 0, int(old)])
+        return received, bool(agreed)
+
+    def _answer(self, received: int, epoch: int) -> None:
         """Stop with a checkpoint where a signal asked for it."""
-        if request.received is None:
+        if not received:
             return
         if self._saved_step != self.step:
             self.checkpoint()
         raise InterruptedRunError(
-            f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume",
-            request.received,
+            f"stopped in epoch {epoch} at step {self.step}; a checkpoint is kept, go on with --resume", received
         )
 
     def _end_epoch(self, epoch: int, *, images: int, seconds: float) -> None:
         """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""
         train, last = self.job.train, epoch == self.job.train.epochs
         self.engine.check_finite(weights=True)
-        for learner in self.learners:
+        for learner in self.own:
             learner.objective.epoch_end(epoch)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
@@ -194,6 +224,7 @@ class Trainer:
             self._snapshot(epoch)
         record["redistributed"] = redistribution.due(epoch, train.epochs)
         if record["redistributed"] and redistribution.when == "epoch-end":
+            self._gather()
             self.global_learner.redistribute(self.learners)
         self._log(record)
         # A new best model lies on the disk already: the run must not go back behind it.
@@ -214,8 +245,19 @@ class Trainer:
             "images_per_second": round(images / max(seconds, 1e-9), 1),
         }
 
+    def _gather(self) -> None:
+        """Let every rank have every learner and the global learner as they are now."""
+        if self._gathered_step == self.step:
+            return
+        for a, learner in enumerate(self.learners):
+            self.parallel.send(a, [*learner.state().values(), *learner.objective.state_dict().values()])
+        self.global_learner.gather()
+        self._gathered_step = self.step
+
     def _validate(self, epoch: int, gammas: list[float]) -> dict[str, Any]:
+        self._gather()
         self.global_learner.settle(self.learners)
+        self.parallel.as_first([self.global_learner.vector, self.global_learner.counters])
         found: Validation = self.validator(self.learners, self.global_learner, gammas)
         for name, loss in found.task_loss.items():
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits
@@ -254,16 +296,23 @@ class Trainer:
         }
 
     def _save_model(self, path: Path, *, epoch: int) -> None:
+        if not self.group.first:
+            return
         flat = self.learners[0].flat
         state = flat.state_dict(self.global_learner.vector, self.global_learner.counters)
         save_weights(path, state, self._about(epoch))
 
     def _snapshot(self, epoch: int) -> None:
+        self._gather()
+        if not self.group.first:
+            return
         half = self.job.train.snapshots.dtype == "fp16"
         save_snapshot(self.directory, epoch, self.learners, self.global_learner, self._about(epoch), half=half)
 
     def _log(self, record: dict[str, Any]) -> None:
-        line = (json.dumps(_without_nan(record), allow_nan=False) + "\n").encode()
+        if not self.group.first:
+            return
+        line = (json.dumps(without_nan(record), allow_nan=False) + "\n").encode()
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
             stream.write(line)
         self.metrics_bytes += len(line)
@@ -286,8 +335,13 @@ class Trainer:
     def checkpoint(self) -> None:
         """Write one, unless a loss or a weight has stopped being finite."""
         self.engine.check_finite(weights=True)
+        self._gather()
+        sums = self.engine.gathered_sums()
+        self._saved_at, self._saved_step = time.monotonic(), self.step
+        if not self.group.first:
+            return
         tensors = {f"live.{name}": tensor.cpu() for name, tensor in self.live_tensors().items()}
-        tensors |= {f"sums.{name}": tensor.cpu() for name, tensor in self.engine.sums.items()}
+        tensors |= {f"sums.{name}": tensor.cpu() for name, tensor in sums.items()}
         for learner in self.learners:
             state = learner.objective.state_dict()
             tensors |= {f"objective.{learner.name}.{name}": tensor.cpu() for name, tensor in state.items()}
@@ -301,23 +355,25 @@ class Trainer:
             warnings=self.warnings,
         )
         checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
-        self._saved_at, self._saved_step = time.monotonic(), self.step
 
     def resume(self) -> bool:
         """Continue from the newest whole checkpoint; False where there is none."""
-        found = checkpoints.load_newest(self.directory, warn=self.listener.say)
+        found = checkpoints.load_newest(self.directory, warn=self.listener.say) if self.group.first else None
+        found = self.group.from_first(found)
         if found is None:
             self._truncate_metrics()
             return False
         values = self._checked(checkpoints.Values.parse(found.values))
-        sums = _under("sums.", found.tensors)
-        checkpoints.restore(self.live_tensors(), _under("live.", found.tensors))
+        sums = checkpoints.under("sums.", found.tensors)
+        checkpoints.restore(self.live_tensors(), checkpoints.under("live.", found.tensors))
+        self.global_learner.divide()
         for learner in self.learners:
-            learner.objective.load_state_dict(_under(f"objective.{learner.name}.", found.tensors))
+            learner.objective.load_state_dict(checkpoints.under(f"objective.{learner.name}.", found.tensors))
         for name, total in sums.items():
             if total.shape != (2,) or name.partition(".")[0] not in {learner.name for learner in self.learners}:
                 raise RunError(f"the checkpoint is damaged: {name!r} is no sum of a learner")
-            self.engine.sums[name] = total.to(self.device, torch.float64)
+            if self.group.first:  # they are added up over ranks
+                self.engine.sums[name] = total.to(self.device, torch.float64)
         self.step, self.best, self.regret = values.step, values.best, Regret(values.regret)
         self.metrics_bytes, self.warnings, self.unseen = values.metrics_bytes, values.warnings, set(values.unseen)
         self._truncate_metrics()
@@ -334,26 +390,9 @@ class Trainer:
 
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
+        if not self.group.first:
+            return
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
             self.metrics_bytes = min(self.metrics_bytes, stream.tell())
             stream.truncate(self.metrics_bytes)
-
-
-def _unseen(about: dict[str, Any], data: str, held_out: set[int]) -> set[int]:
-    """Which of the held-out images a weights file's ancestors were not trained on; all, if they had other data."""
-    if about.get("data") != data:
-        return held_out
-    unseen = about.get("unseen")
-    return {i for i in unseen if isinstance(i, int)} if isinstance(unseen, list) else set()
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no nan: a measure that could not be taken is null."""
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

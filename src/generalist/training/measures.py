@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,3 +52,10 @@ class Regret:
     def rounds(self) -> int:
         """T: how many validations have been counted."""
         return max((len(losses) for losses in self.history.values()), default=0)
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no nan: a measure that could not be taken is null."""
+    if isinstance(value, dict):
+        return {key: without_nan(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

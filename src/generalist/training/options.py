@@ -21,6 +21,7 @@ from generalist.models import ModelOptions
 from generalist.objectives import OBJECTIVES, ObjectiveChoice
 from generalist.tensors.optimizers import LEAD, OptimizerOptions
 from generalist.training.mixing_options import MixingOptions, Name
+from generalist.training.parallel_options import ParallelOptions
 
 _TAKEN = {"global", "best", "last"}  # what `generalist.load` and the files of a run call the global learner
 
@@ -155,6 +156,9 @@ class TrainOptions(Options):
 
     snapshots: SnapshotOptions = SnapshotOptions()
     """Weights kept for mixing and branching."""
+
+    parallel: ParallelOptions = ParallelOptions()
+    """How several processes, started by torchrun, share the work."""
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import AttackOptions, pgd
 from generalist.attacks.threats import Threat, ThreatOptions
+from generalist.core.distributed import Group
 from generalist.core.errors import DataError
 from generalist.core.run import GLOBAL
 from generalist.data.options import Splits
@@ -87,11 +88,12 @@ class _Tally:
 
 
 class Validator:
-    """Validates a set of learners on fixed images."""
+    """Validates a set of learners on fixed images, which the ranks of a group share."""
 
-    def __init__(self, job: Job, images: Images, index: Tensor) -> None:
-        self.job, self.images = job, images
-        self.batches = list(torch.split(index, job.validation.batch_size))
+    def __init__(self, job: Job, images: Images, index: Tensor, group: Group | None = None) -> None:
+        self.job, self.images, self.group = job, images, group or Group()
+        own = index[self.group.rank :: self.group.world]
+        self.batches = list(torch.split(own, job.validation.batch_size)) if len(own) else []
         self.count = len(index)
         self.threats = [(options.build(), validation_attack(job.validation, options)) for options in job.threats()]
 
@@ -102,7 +104,8 @@ class Validator:
         flat = Flat(copy.deepcopy(learners[0].model))
         self.constant = self._folded(flat)
         subjects = {learner.name: learner.flat.vector for learner in learners}
-        tallies = {name: _Tally() for name in (GLOBAL, *subjects)}
+        kinds = ["natural", *(str(threat) for threat, _ in self.threats)]
+        tallies = {name: _Tally(dict.fromkeys(kinds, 0)) for name in (GLOBAL, *subjects)}
         mixed = mix(list(subjects.values()), gammas)
         gap, ensemble_correct = 0.0, 0
         for batch in self._batches(flat.vector.dtype):
@@ -115,6 +118,7 @@ class Validator:
             self._put(flat, mixed)
             gap += mixing_gap(self._logits(flat, batch.x), logits, gammas).sum().item()
             ensemble_correct += int((ensemble(logits, gammas).argmax(1) == batch.y).sum().item())
+        gap, ensemble_correct = self._together(tallies, gap, ensemble_correct)
         size = learners[0].flat.parameter_size
         return Validation(
             accuracy={
@@ -127,6 +131,20 @@ class Validator:
             drift=drift([learner.flat.parameters for learner in learners], global_learner.vector[:size], gammas),
             gap=gap / self.count,
         )
+
+    def _together(self, tallies: dict[str, _Tally], gap: float, ensemble_correct: int) -> tuple[float, int]:
+        """Add up what the ranks have found, so that all go on with the same figures."""
+        if self.group.world == 1:
+            return gap, ensemble_correct
+        figures = [gap, ensemble_correct]
+        for tally in tallies.values():
+            figures += [tally.loss, tally.clipped, *tally.correct.values()]
+        numbers = iter(self.group.sum(torch.tensor(figures, dtype=torch.float64)).tolist())
+        gap, ensemble_correct = next(numbers), int(next(numbers))
+        for tally in tallies.values():
+            tally.loss, tally.clipped = next(numbers), next(numbers)
+            tally.correct = {kind: int(next(numbers)) for kind in tally.correct}
+        return gap, ensemble_correct
 
     def _folded(self, flat: Flat) -> FoldedNetwork | None:
         """On a GPU the network in its fastest form, where it has one."""

@@ -1,0 +1,73 @@
+"""The global learner where groups of ranks step different learners: each group keeps its share of it.
+
+Mixing is linear, so it splits: e_a <- d e_a + (1 - d) gamma_a source_a for each learner by itself, and the global
+learner is the sum of all e_a. No weights travel until somebody asks for that sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from generalist.training.averaging import truncated_mean, warm_decay
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.learner import Learner
+from generalist.training.mixing_options import MixingOptions
+from generalist.training.parallel import Parallel
+
+
+class GlobalShare(GlobalLearner):
+    """State beside the whole as of the last `gather`: this group's share, in double precision.
+
+    In the precision of the weights, the rounding of the shares would move values on which all learners agree, such as
+    constants in buffers; the direct form leaves them exactly as they are.
+    """
+
+    def __init__(self, learners: Sequence[Learner], options: MixingOptions, parallel: Parallel) -> None:
+        super().__init__(learners, options)
+        self.parallel = parallel
+        self.share = torch.zeros_like(self.vector, dtype=torch.float64)
+        self._add = _add
+        self.divide()
+
+    def compile(self) -> None:
+        self._add = torch.compile(_add, dynamic=False)
+
+    def divide(self) -> None:
+        """Begin from the whole: the first group keeps all of it."""
+        self.share.copy_(self.vector).mul_(self.parallel.row == 0)
+
+    @torch.no_grad()
+    def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
+        sources = {a: learners[a].source(self.options.source) for a in self.parallel.own}
+        kept = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
+        weights = (1 - kept) * gammas
+        self._add(self.share, [vector for vector, _ in sources.values()], kept, weights[self.parallel.own])
+        if self.options.counters == "truncate":  # counts are not linear: the groups add up a few numbers at each step
+            mixed = torch.zeros_like(self.counters, dtype=torch.float64)
+            for a, (_, counters) in sources.items():
+                mixed.add_(gammas[a] * counters)
+            self.parallel.sum_over_groups(mixed)
+            self.counters.copy_(truncated_mean(self.counters, mixed, kept))
+        elif self.lead in sources:
+            self.counters.copy_(sources[self.lead][1])
+        self.count.add_(1)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Add the shares of all groups up: one sum over the ranks."""
+        whole = self.share.clone()
+        self.parallel.sum_over_groups(whole)
+        self.vector.copy_(whole)
+        self.parallel.send(self.lead, [self.counters])
+
+    def changing(self) -> dict[str, Tensor]:
+        return {**self.state(), "share": self.share}
+
+
+def _add(share: Tensor, sources: Sequence[Tensor], kept: Tensor, weights: Tensor) -> None:
+    share.mul_(kept)
+    for source, weight in zip(sources, weights.unbind(), strict=True):
+        share.add_(source * weight)

@@ -1,0 +1,154 @@
+"""Where a process stands in the mesh of (learners x data), and what it sends to the others.
+
+Every rank builds every learner, but steps only those of its own group, on its own part of each batch. Ranks of one
+group hold the same weights at all times; what the groups know of each other is what the last `gather` brought.
+A process on its own is a mesh of 1 x 1, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from generalist.core.distributed import Group, answering
+from generalist.core.errors import RecipeError
+from generalist.tensors.sync_batchnorm import Synchroniser
+from generalist.training.options import Job, LearnerOptions
+from generalist.training.parallel_options import ParallelOptions, assign, mesh_shape
+
+
+class Parallel:
+    """This process's place: learner group `row` of `groups`, and rank `column` of the `ranks` in it."""
+
+    def __init__(
+        self,
+        costs: Sequence[float] = (1.0,),
+        options: ParallelOptions = ParallelOptions(),  # noqa: B008 - it cannot be changed
+        group: Group | None = None,
+    ) -> None:
+        self.group = group or Group()
+        self.groups, self.ranks = mesh_shape(options, costs, self.group.world)
+        self.row, self.column = divmod(self.group.rank, self.ranks)
+        self.owners = assign(costs, self.groups)
+        self.own = [a for a, owner in enumerate(self.owners) if owner == self.row]
+        self.sync = Synchroniser(self.total) if self.ranks > 1 and options.sync_batchnorm else None
+        self.share = 1.0
+        """This rank's part of the current batch."""
+        self._learners, self._data = _process_groups(options, self.group, self.groups, self.ranks)
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def part_of(self, batch: Tensor) -> Tensor:
+        """This rank's samples of a batch: every so many, so that each rank has its share of each kind."""
+        return batch[self.column :: self.ranks]
+
+    def check_batches(self, batches: Sequence[Tensor]) -> None:
+        smallest = min(len(batch) for batch in batches)
+        if smallest < self.ranks:
+            raise RecipeError(
+                "train.batch_size",
+                f"a batch of {smallest} cannot be divided between {self.ranks} ranks; make it larger, drop or fill the "
+                "last one (train.last_batch), or use fewer ranks",
+            )
+
+    def begin(self, batch: Tensor) -> None:
+        """The iteration that follows is on this batch."""
+        self.share = len(self.part_of(batch)) / len(batch)
+
+    # -- within a group of ranks that share batches -------------------------------------------------------------------
+
+    @contextmanager
+    def whole_batch(self) -> Iterator[None]:
+        """BatchNorm sees the whole batch meanwhile, where it is synchronised."""
+        if self.sync is None:
+            yield
+            return
+        with self.sync.over(self.share):
+            yield
+
+    def total(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the ranks that share a batch."""
+        with answering():
+            dist.all_reduce(tensor, group=self._data)
+
+    def mean(self, tensor: Tensor) -> None:
+        """Replace a mean over this rank's samples by that over the whole batch."""
+        if self.ranks > 1:
+            self.total(tensor.mul_(self.share))
+
+    def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The same for several at once, as copies: what an objective needs that does more than add gradients up."""
+        if self.ranks == 1:
+            return list(tensors)
+        together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self.mean(together)
+        parts = torch.split(together, [tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+
+    def as_first(self, tensors: Iterable[Tensor]) -> None:
+        """Fill tensors with what rank 0 has: what every rank computed alike may differ in its rounding on GPUs."""
+        if self.group.world == 1:
+            return
+        with answering():
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    # -- between groups of learners -----------------------------------------------------------------------------------
+
+    def sum_over_groups(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over the groups of learners."""
+        if self.groups > 1:
+            with answering():
+                dist.all_reduce(tensor, group=self._learners)
+
+    def send(self, learner: int, tensors: Iterable[Tensor]) -> None:
+        """Fill what belongs to a learner with what the group that steps it has."""
+        if self.groups == 1:
+            return
+        source = self.owners[learner] * self.ranks + self.column
+        with answering():
+            for tensor in tensors:
+                dense = tensor.contiguous()  # which weights with channels last are not
+                dist.broadcast(dense, src=source, group=self._learners)
+                if dense is not tensor:
+                    tensor.copy_(dense)
+
+    def describe(self) -> dict[str, Any]:
+        """For the run's record."""
+        return {
+            "processes": self.group.world,
+            "mesh": [self.groups, self.ranks],
+            "sync_batchnorm": self.sync is not None,
+        }
+
+
+def parallel_for(job: Job, group: Group | None = None) -> Parallel:
+    """The place of this process in a run."""
+    return Parallel([cost(learner) for learner in job.learners], job.train.parallel, group)
+
+
+def cost(learner: LearnerOptions) -> float:
+    """Forward and backward passes of an iteration, roughly."""
+    return 1.0 + learner.attack.steps * len(learner.threats())
+
+
+def _process_groups(options: ParallelOptions, group: Group, groups: int, ranks: int) -> tuple[Any, Any]:
+    """(the ranks that hold the same part of each batch, those that have the same learners), by a DeviceMesh."""
+    if group.world == 1:
+        return None, None
+    grid = torch.arange(group.world).reshape(groups, ranks)
+    wait = {"timeout": timedelta(seconds=options.timeout)}  # a DeviceMesh would give its groups PyTorch's half hour
+    with answering():
+        across, _ = dist.new_subgroups_by_enumeration(grid.T.tolist(), **wait)  # type: ignore[no-untyped-call]
+        within, _ = dist.new_subgroups_by_enumeration(grid.tolist(), **wait)  # type: ignore[no-untyped-call]
+        mesh = DeviceMesh.from_group(
+            [across, within], group.device.type, mesh=grid, mesh_dim_names=("learners", "data")
+        )
+    return mesh.get_group("learners"), mesh.get_group("data")

@@ -1,0 +1,266 @@
+"""The parts of distributed training, each in one process."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cli_helpers import run_main
+from torch import Tensor, nn
+from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
+
+from generalist.core import distributed
+from generalist.core.errors import GeneralistError, RecipeError, RunError
+from generalist.core.run import RunDirectory
+from generalist.recipe import Recipe, to_yaml
+from generalist.stages import run_directory, shared_directory
+from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
+from generalist.training.build import build_engine, build_learners
+from generalist.training.global_share import GlobalShare
+from generalist.training.graph import why_not_graph
+from generalist.training.parallel import Parallel
+from generalist.training.signals import stop_requests
+
+# -- the global learner in shares -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counters", ["copy", "truncate"])
+def test_shares_add_up_to_the_direct_form(counters: str, tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        [ROBUST, NATURAL, L2],
+        mixing={"counters": counters, "decay": 0.9, "gamma": {"fractions": [0, 1], "values": [0.6, 0.1]}},
+    )
+    trainer = make_trainer(recipe, tmp_path)
+    direct, learners = trainer.global_learner, trainer.learners
+    boxes: list[Tensor] = []
+
+    def group(row: int, own: list[int]) -> Any:
+        return SimpleNamespace(row=row, own=own, sum_over_groups=boxes.append, send=lambda learner, tensors: None)
+
+    shares = [
+        GlobalShare(learners, recipe.mixing, group(0, [0, 1])),
+        GlobalShare(learners, recipe.mixing, group(1, [2])),
+    ]
+    for step in range(1, 9):
+        gammas = torch.tensor(recipe.gammas_at(step / 4), dtype=torch.float64)
+        for a, learner in enumerate(learners):
+            learner.flat.vector.mul_(1 + 0.01 * (a + 1)).add_(0.001 * step)
+            learner.flat.counters.add_(a + 1)
+        direct.update(learners, gammas)
+        for share in shares:
+            if counters == "truncate":  # what the others would send
+                owned = set(share.parallel.own)
+                rest = [gammas[a] * learners[a].flat.counters for a in range(3) if a not in owned]
+                share.parallel.sum_over_groups = lambda mixed, rest=rest: mixed.add_(sum(rest))
+            share.update(learners, gammas)
+    whole = shares[0].share + shares[1].share
+    torch.testing.assert_close(whole, direct.vector, rtol=1e-12, atol=1e-12)
+    assert torch.equal(shares[0].counters, direct.counters)
+    assert float(shares[1].count) == float(direct.count) == 8
+    if counters == "truncate":
+        assert torch.equal(shares[1].counters, direct.counters)
+
+
+def test_constants_stay_exact_in_shares(tmp_path: Path) -> None:
+    """In single precision 0.9 of a constant and 0.1 of it do not always make the constant."""
+    trainer = make_trainer(tiny_recipe(train={"epochs": 4, "batch_size": 6, "precision": "fp32"}), tmp_path)
+    learners, options = trainer.learners, trainer.job.mixing
+    parts = [
+        GlobalShare(learners, options, SimpleNamespace(row=row, own=[row]))
+        for row in range(2)  # type: ignore[arg-type]
+    ]
+    for part in parts:
+        part.lead = -1  # counts are not looked at here
+        for _ in range(300):
+            part.update(learners, torch.tensor([0.7, 0.3], dtype=torch.float64))
+    assert torch.equal((parts[0].share + parts[1].share).float(), learners[0].flat.vector)
+
+
+# -- BatchNorm --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm2d(3), (5, 3, 4, 4)),
+        (nn.BatchNorm2d(3, momentum=None), (5, 3, 2, 2)),
+        (nn.BatchNorm2d(3, affine=False), (5, 3, 2, 2)),
+        (nn.BatchNorm1d(3, track_running_stats=False), (5, 3)),
+    ],
+)
+def test_on_one_rank_it_is_plain_batchnorm(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    plain = layer.double()
+    own = nn.Sequential(copy.deepcopy(plain))
+    ranks = Synchroniser(lambda tensor: None)
+    synchronise(own, ranks)
+    other = copy.deepcopy(own)  # what a copy of a network does, too
+    x = torch.linspace(-1, 2, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape).requires_grad_()
+    weight = torch.linspace(0, 1, x.numel(), dtype=torch.float64).reshape(shape)
+    for _ in range(2):
+        expected = plain(x)
+        with ranks.over(0.3):
+            found = other(x)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        grads = [torch.autograd.grad((y * weight).sum(), x)[0] for y in (found, expected)]
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-12)
+    for (name, buffer), wanted in zip(other[0].named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(buffer, wanted, rtol=1e-12, atol=1e-12, msg=name)
+    torch.testing.assert_close(other.eval()(x), plain.eval()(x))
+
+
+def test_only_within_a_step_do_ranks_speak(tmp_path: Path) -> None:
+    """Statistics that are taken of the same images on every rank are no parts of a batch."""
+    calls: list[int] = []
+    model = nn.Sequential(nn.BatchNorm2d(2))
+    synchronise(model, Synchroniser(lambda tensor: calls.append(tensor.numel())))
+    model.train()(torch.zeros(2, 2, 3, 3))
+    assert calls == []
+    with model[0].ranks.over(0.5):
+        model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16))
+        assert model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    assert calls == [5, 5]  # two sums, two sums of squares and a count
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def divided(recipe: Recipe, ranks: int = 2) -> Parallel:
+    """A place among `ranks` that share batches, in a process on its own."""
+    parallel = Parallel([1.0] * len(recipe.learners))
+    parallel.ranks = ranks
+    return parallel
+
+
+@pytest.mark.parametrize(
+    "objective", ["iat", {"kind": "ramp"}, {"kind": "awp", "around": "iat"}], ids=["iat", "ramp", "awp"]
+)
+def test_objectives_that_need_whole_batches_are_refused(objective: Any, tmp_path: Path) -> None:
+    recipe = tiny_recipe([{**ROBUST, "objective": objective}])
+    trainer = make_trainer(recipe, tmp_path)
+    with pytest.raises(RecipeError, match=r"learners.0.objective: '(iat|ramp|awp)' needs whole batches, which 2 ranks"):
+        build_learners(
+            recipe,
+            trainer.train_images,
+            trainer.train_index,
+            device=torch.device("cpu"),
+            artefact=lambda text: {},
+            validation=(trainer.train_images, trainer.train_index),
+            trust_code=False,
+            parallel=divided(recipe),
+        )
+
+
+def test_a_batch_smaller_than_its_ranks_is_refused() -> None:
+    parallel = divided(tiny_recipe(), ranks=4)
+    parallel.check_batches([torch.arange(7), torch.arange(4)])
+    with pytest.raises(RecipeError, match="a batch of 3 cannot be divided between 4 ranks"):
+        parallel.check_batches([torch.arange(7), torch.arange(3)])
+
+
+def test_parts_cover_a_batch_and_shares_add_up() -> None:
+    batch, parts, shares = torch.arange(7), [], []
+    for column in range(3):
+        parallel = divided(tiny_recipe(), ranks=3)
+        parallel.column = column
+        parallel.begin(batch)
+        parts.append(parallel.part_of(batch))
+        shares.append(parallel.share)
+    assert sorted(torch.cat(parts).tolist()) == batch.tolist()
+    assert [len(part) for part in parts] == [3, 2, 2] and sum(shares) == pytest.approx(1)
+
+
+def test_the_graph_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_recipe(), tmp_path)
+    parallel = divided(trainer.job)
+    where = (trainer.job, trainer.train_images, torch.device("cuda"), trainer.learners)
+    assert why_not_graph(*where, parallel) is None
+    parallel.sync = Synchroniser(lambda tensor: None)
+    assert "synchronised between ranks" in str(why_not_graph(*where, parallel))
+
+
+def test_synchronised_networks_are_not_compiled(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_recipe(), tmp_path)
+    job = tiny_recipe(train={"compile": True})
+    parallel, said = divided(job), []
+    parallel.sync = Synchroniser(lambda tensor: None)
+    where = (job, trainer.train_images, trainer.learners, trainer.global_learner)
+    before = [learner.view.moves for learner in trainer.learners]
+    build_engine(*where, device=torch.device("cpu"), iterations=9999, say=said.append, parallel=parallel)
+    assert [learner.view.moves for learner in trainer.learners] == before
+    assert said == ["not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"]
+
+
+# -- the environment and the run directory ----------------------------------------------------------------------------
+
+
+def test_without_a_launcher_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with distributed.start() as group:
+        group.barrier()
+        assert (group.rank, group.world, group.first) == (0, 1, True)
+        assert group.gather_objects("x") == ["x"] and group.from_first(3) == 3 and group.agree([1, 2]) == [1, 2]
+    assert distributed.tells() and distributed.label() == ""
+
+
+@pytest.mark.parametrize("rank", ["three", "-1", "2"])
+def test_a_hostile_environment_is_one_clear_line(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(GeneralistError, match="start with torchrun"), distributed.start():
+        pytest.fail("it must not start")
+
+
+def test_a_hostile_environment_ends_the_command_line_clearly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "[red]")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, told = run_main(["train", "digits-d"], monkeypatch, capsys)
+    assert code == 2 and told.count("\n") == 1 and "RANK is '[red]', not a number" in told
+
+
+def test_a_resumed_run_may_share_the_work_differently(tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    run = RunDirectory(tmp_path / "run")
+    train(recipe, run.path)
+    run.recipe.write_text(to_yaml(recipe))
+    changed = tiny_recipe(train={"parallel": {"layout": "data", "timeout": 5}})
+    assert run_directory(changed, run.path, resume=True) == run
+    with pytest.raises(RecipeError, match="train: differs"):
+        run_directory(tiny_recipe(train={"seed": 4}), run.path, resume=True)
+
+
+def test_a_job_that_is_started_anew_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, run, alone = tiny_recipe(), RunDirectory(tmp_path / "run"), distributed.Group()
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    with pytest.raises(RunError, match="name the run with --out"):
+        shared_directory(recipe, None, resume=False, group=alone)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, False)  # it had not begun
+    run.path.mkdir()
+    run.recipe.write_text(to_yaml(recipe))
+    assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, True)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with pytest.raises(RunError, match="exists already"):
+        shared_directory(recipe, run.path, resume=False, group=alone)
+
+
+def test_a_job_of_several_ignores_a_second_signal() -> None:
+    with stop_requests(patient=True) as request:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert request.received == signal.SIGTERM
+
+
+def test_a_process_on_its_own_stops_at_once_at_the_second() -> None:
+    with stop_requests() as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            request.handle(signal.SIGTERM, None)

@@ -1,0 +1,174 @@
+"""The command line under torchrun: lost, hanging and diverging ranks, signals, restarts, two nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from distributed_helpers import environment, free_port
+
+from generalist.core.run import RunDirectory
+from generalist.training import checkpoint as checkpoints
+
+SMALL = [
+    "train.epochs=4",
+    "train.checkpoint_epochs=1",
+    "learners.linf.attack.steps=2",
+    "validation.steps=2",
+    "validation.every=2",
+    "model.width=8",
+    "train.parallel.layout=learners",
+]
+
+
+def arguments(out: Path, *changes: str) -> list[str]:
+    """Of `generalist`, for a run of seconds in which rank 0 has the linf learner and rank 1 the natural one."""
+    sets = [word for change in (*SMALL, *changes) for word in ("--set", change)]
+    return ["train", "digits-d", "--out", str(out), "--device", "cpu", *sets]
+
+
+def torchrun(args: Sequence[str], *options: str) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", *(options or ("--standalone", "--nproc-per-node=2"))]
+    command = [*launcher, "-m", "generalist", *args]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ranks(args: Sequence[str]) -> list[subprocess.Popen[str]]:
+    """The two processes of a job without a launcher that would end them."""
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "generalist", *args],
+            env=environment(RANK=str(rank), **job),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def workers(launcher: subprocess.Popen[str]) -> list[int]:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
+def logged(run: Path) -> int:
+    return len(RunDirectory(run).read_metrics())
+
+
+def assert_equal_runs(run: Path, other: Path) -> None:
+    """Bit for bit."""
+    for name in ("model.safetensors", "last.safetensors"):
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+    found, expected = (checkpoints.load_newest(RunDirectory(path), warn=print) for path in (run, other))
+    assert found is not None and expected is not None
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(bool((tensor == expected.tensors[name]).all()) for name, tensor in found.tensors.items())
+    assert logged(run) == logged(other)
+
+
+def test_a_rank_that_diverges_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    args = arguments(tmp_path / "run", "learners.natural.optimizer.lr=1e30", "train.parallel.timeout=60")
+    first, second = ranks(args)
+    (_, quiet), (_, told) = first.communicate(timeout=120), second.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (2, 2)
+    assert "error" not in quiet
+    assert re.fullmatch(r"error: rank 1: learner 'natural': the (loss|weights).*", told.strip())
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+    both = ranks(arguments(tmp_path / "run", "train.parallel.mesh=[2,2]"))
+    told = "".join(process.communicate(timeout=120)[1] for process in both)
+    assert [process.returncode for process in both] == [2, 2]
+    assert told.count("error") == 1 and "recipe: train.parallel.mesh: 2 x 2 does not fit 2 processes" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_job_within_the_timeout(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first, second = ranks(arguments(run, "train.parallel.timeout=5", "train.epochs=500"))
+    wait_for(lambda: logged(run) >= 1, first)
+    second.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        _, told = first.communicate(timeout=60)
+    finally:
+        second.kill()
+        second.communicate()
+    assert time.monotonic() - stopped < 40  # five seconds, those to ask around, and a busy machine
+    assert first.returncode == 2
+    assert re.fullmatch(r"error: rank 0: rank 1 has died, or has not answered for 5 s .*", told.strip())
+
+
+@pytest.mark.slow
+def test_a_killed_worker_comes_back_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    whole = torchrun(arguments(tmp_path / "whole"))
+    assert whole.wait(timeout=240) == 0
+    run = tmp_path / "run"
+    launcher = torchrun(arguments(run), "--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    wait_for(lambda: logged(run) >= 1, launcher)
+    victims = workers(launcher)
+    os.kill(victims[-1], signal.SIGKILL)
+    output, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0
+    assert f"resuming {run} at step" in output
+    assert_equal_runs(run, tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_all_ranks_stop_at_one_iteration_when_asked_to(tmp_path: Path) -> None:
+    whole = torchrun(arguments(tmp_path / "whole"))
+    assert whole.wait(timeout=240) == 0
+    run = tmp_path / "run"
+    launcher = torchrun(arguments(run))
+    wait_for(lambda: logged(run) >= 1, launcher)
+    launcher.send_signal(signal.SIGTERM)
+    _, told = launcher.communicate(timeout=240)
+    assert launcher.returncode != 0
+    assert len(re.findall(r"^error: stopped in epoch \d+ at step \d+", told, re.MULTILINE)) == 1
+    resumed = torchrun([*arguments(run, "train.parallel.timeout=300"), "--resume"])  # this may be changed
+    output, _ = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0 and f"resuming {run} at step" in output
+    assert_equal_runs(run, tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_nodes(tmp_path: Path) -> None:
+    """Two launchers with two processes each, which meet at one address: two groups of two ranks."""
+    meet = ["--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    layout = "train.parallel.layout=both"
+    nodes = [torchrun(arguments(tmp_path / "run", layout, "train.precision=fp64"), *meet) for _ in range(2)]
+    outputs = [node.communicate(timeout=240) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert sum("run: " in output for output, _ in outputs) == 1  # rank 0 alone talks
+    environment_text = (tmp_path / "run" / "environment.json").read_text()
+    assert re.search(r'"mesh": \[\s*2,\s*2\s*\]', environment_text)
+    alone = subprocess.run(
+        [sys.executable, "-m", "generalist", *arguments(tmp_path / "alone", "train.precision=fp64")],
+        env=environment(),
+        timeout=240,
+        check=False,
+    )
+    assert alone.returncode == 0
+    records, expected = (RunDirectory(tmp_path / name).read_metrics() for name in ("run", "alone"))
+    for record, wanted in zip(records, expected, strict=True):
+        for learner in ("linf", "natural"):
+            assert abs(record["train"][learner]["loss"] - wanted["train"][learner]["loss"]) < 1e-9
