@@ -63,6 +63,7 @@ COMMANDS = {
         "--json",
         "--trust-code",
     },
+    "export": {"SUBJECT", "--to", "--out", "--model", "--force", "--trust-code"},
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
     "bench train": {
         "--recipe",

@@ -28,10 +28,10 @@ from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, prese
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
 from generalist.stages import run_directory, train_runs
-from generalist.training.artefacts import branch_files, load_weights
+from generalist.training.artefacts import load_weights
 from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
-from generalist.weights import network_of
+from generalist.weights import network_of, run_of, weights_file
 
 RunLike = str | Path | RunDirectory
 SHIFT_BATCH = 500
@@ -77,13 +77,11 @@ def train(
 
 
 def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: bool = False) -> nn.Module:
-    """A network in evaluation mode: of a run, or of a weights file.
+    """A network in evaluation mode: of a run, of an exported folder, or of a weights file.
 
     `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot.
     """
-    path = run.path if isinstance(run, RunDirectory) else Path(run)
-    if path.is_dir():
-        path = _weights_file(RunDirectory(path).require(), which)
+    path = weights_file(_path_of(run), which)
     state, about = load_weights(path)
     return network_of(state, about, path, trust_code=trust_code).to(choose_device(device)).eval()
 
@@ -185,15 +183,6 @@ def mix(
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 
-def _weights_file(run: RunDirectory, which: str) -> Path:
-    if which in {"best", "last"}:
-        return run.model if which == "best" else run.last
-    files = branch_files(str(run.path), [which])
-    if which not in files:
-        raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
-    return files[which]
-
-
 def _path_of(run: RunLike) -> Path:
     return run.path if isinstance(run, RunDirectory) else Path(run)
 
@@ -209,15 +198,8 @@ def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code:
 
 def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
     """The recipe of the run that a directory is or a weights file lies in; a file elsewhere has none."""
-    if not path.exists():
-        raise RunError(f"there is no run and no weights file {path}")
-    if path.is_dir():
-        RunDirectory(path).require()
-    places = [path] if path.is_dir() else list(path.absolute().parents)[:3]
-    for place in places:
-        if RunDirectory(place).exists():
-            return load_recipe(RunDirectory(place).recipe, trust_code=trust_code)
-    return None
+    run = run_of(path)
+    return load_recipe(run.recipe, trust_code=trust_code) if run is not None else None
 
 
 def _listed(

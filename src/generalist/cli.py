@@ -16,6 +16,7 @@ from generalist._version import __version__
 from generalist.cli_bench import bench_app
 from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
+from generalist.cli_export import export
 from generalist.cli_mix import mix
 from generalist.console import clear_endings, console, show_run, training_listener
 from generalist.core.errors import GeneralistError
@@ -96,6 +97,7 @@ def train(
 app.command()(evaluate)
 app.command()(mix)
 app.command()(compare)
+app.command()(export)
 
 
 @data_app.command("list")

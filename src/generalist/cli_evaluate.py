@@ -17,6 +17,7 @@ from generalist import api
 from generalist.console import print_version
 from generalist.console_evaluation import evaluation_listener, show_evaluation
 from generalist.core.errors import GeneralistError, InterruptedRunError
+from generalist.core.run import RunDirectory
 from generalist.evaluation.directory import merge_below
 from generalist.evaluation.plan import PRESETS, Mode, Precision
 
@@ -105,8 +106,8 @@ def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, A
 
 
 def _default_out(subject: Path) -> Path:
-    """Of a run, inside it; a file's evaluations come to lie where the command runs."""
-    return subject / "evaluation" if subject.is_dir() else Path("evaluation")
+    """Of a run, inside it; those of a file or an exported folder come to lie where the command runs."""
+    return subject / "evaluation" if RunDirectory(subject).exists() else Path("evaluation")
 
 
 def _listed(text: str | None) -> list[str] | None:
