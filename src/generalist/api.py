@@ -28,6 +28,7 @@ from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, prese
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
 from generalist.stages import run_directory, train_runs
+from generalist.tracking import Tracker, make_trackers
 from generalist.training.artefacts import load_weights
 from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
@@ -51,12 +52,16 @@ def train(
     data: Any = None,
     trust_code: bool = False,
     listener: Listener | None = None,
+    trackers: str | Tracker | Sequence[str | Tracker] = (),
 ) -> RunDirectory:
     """Train a recipe (a shipped name, a YAML file or a mapping) and return its run directory.
 
     `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH]` to branch from (the command line's --from),
-    `data` is (images, labels) or {"train": ..., "test": ...} in memory. Everything is checked before anything runs.
+    `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run beside metrics.jsonl:
+    tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`). Everything is checked before
+    anything runs.
     """
+    following = make_trackers(trackers)
     overrides = [*overrides, "data.name=arrays"] if data is not None else list(overrides)
     if resume and isinstance(recipe, str | Path) and RunDirectory(Path(recipe)).exists():
         out = out or recipe
@@ -72,6 +77,7 @@ def train(
         data=data,
         trust_code=trust_code,
         listener=listener or Listener(),
+        trackers=following,
     )
     return run
 

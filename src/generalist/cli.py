@@ -71,6 +71,10 @@ def train(
     start: Annotated[
         str | None, typer.Option("--from", help="Start from the weights of RUN[@EPOCH].", metavar="RUN[@EPOCH]")
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Log to tensorboard, wandb or mlflow as well. Repeatable.", metavar="TRACKER"),
+    ] = None,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")
     ] = False,
@@ -90,6 +94,7 @@ def train(
             start=start,
             trust_code=trust_code,
             listener=listener,
+            trackers=track or [],
         )
     show_run(run)
 
