@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,32 @@ def test_hostile_names_stay_text_on_the_card(folder: Path) -> None:
     assert "\u202e" not in (folder / "README.md").read_text()
     block = re.search(r"^(`{3,})yaml\n(.*?)^\1$", page, re.MULTILINE | re.DOTALL)
     assert block and yaml.safe_load(block[2])["source"] == RECIPE["source"]
+
+
+def test_a_hostile_header_becomes_a_card_all_the_same(run: RunDirectory, tmp_path: Path) -> None:
+    state, about = load_weights(run.last)
+    odd = {"classes": ["\ud800", 3, None, *HOSTILE[:4]], "epoch": float("nan"), "warning": {"a": ["\x00"]}}
+    save_weights(tmp_path / "w.safetensors", state, about | odd)
+    folder = export_model(tmp_path / "w.safetensors", to="hub-folder").path
+    config = json.loads((folder / "config.json").read_text())
+    assert config["epoch"] is None and config["id2label"]["1"] == "3" and config["num_classes"] == 7
+    assert "0 \ufffd, 1 3, 2 None" in (folder / "README.md").read_text()
+
+
+def test_a_damaged_summary_is_one_clear_error(run: RunDirectory, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run.path, copy)
+    (summary,) = copy.glob("evaluation/*/summary.json")
+    summary.write_text(
+        '{"accuracy": {"natural": {"correct": 9, "total": 3}}, "identity": ' + identity_of(summary) + "}"
+    )
+    with pytest.raises(GeneralistError, match="damaged"):
+        export_model(copy, to="hub-folder", out=tmp_path / "hub")
+    assert not (tmp_path / "hub").exists()
+
+
+def identity_of(summary: Path) -> str:
+    return json.dumps(json.loads(summary.read_text())["identity"])
 
 
 def test_text_for_markdown() -> None:

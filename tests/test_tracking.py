@@ -21,6 +21,7 @@ from generalist.recipe import Recipe, load_recipe
 from generalist.tracking import flat_numbers, flat_settings, grid, make_trackers
 from generalist.training.artefacts import load_weights
 from generalist.training.loop import Listener
+from generalist.training.validation import Validator
 
 RECIPE: dict[str, Any] = {
     "name": "tracked",
@@ -115,6 +116,18 @@ def test_a_tracker_that_fails_costs_one_warning_and_not_the_run(what: str, tmp_p
     assert len(run.read_metrics()) == 3
     mine, theirs = weights(run), weights(plain)
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_images_that_cannot_be_made_cost_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("too little")
+
+    monkeypatch.setattr(Validator, "examples", fail)
+    said: list[str] = []
+    tracker = Recorder()
+    generalist.train(RECIPE, out=tmp_path / "run", device="cpu", trackers=[tracker], listener=Listener(say=said.append))
+    assert [what for what, _ in tracker.calls] == ["start", "images", "epoch", "epoch", "epoch", "end"]
+    assert sum("no images are shown" in text for text in said) == 1
 
 
 class Stopping(Recorder):

@@ -46,7 +46,7 @@ def _description(source: Source) -> list[str]:
         lines.append(
             f"Trained on {escaped(recipe.data.name)} with the method {escaped(method_of(recipe.learners))} for "
             f"{recipe.train.epochs} epochs; threat models of the training: {escaped(threats)}. These are the weights "
-            f"{escaped(source.name)}, of epoch {escaped(str(source.about.get('epoch', '?')))}."
+            f"{escaped(source.name)}{'' if source.epoch is None else f', of epoch {source.epoch}'}."
         )
     return lines
 

@@ -50,7 +50,7 @@ def configuration(source: Source) -> dict[str, Any]:
         "num_classes": len(source.classes),
         "id2label": {str(number): name for number, name in enumerate(source.classes)},
         "image": {"channels": channels, "height": height, "width": width, "minimum": 0, "maximum": 1},
-        "epoch": source.about.get("epoch"),
+        "epoch": source.epoch,
     }
     if source.recipe is not None:
         found["recipe"] = shared_recipe(source.recipe)

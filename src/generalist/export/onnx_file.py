@@ -24,7 +24,8 @@ BATCHES = (1, 5)
 
 def write_onnx(source: Source, path: Path) -> list[str]:
     """Input `image` [batch, channels, height, width] in [0, 1], output `logits`; the normalization is inside."""
-    _need("onnx"), _need("onnxscript")
+    for name in ("onnx", "onnxscript"):  # PyTorch's exporter imports them, and would complain less clearly
+        _need(name)
     runtime = _need("onnxruntime")
     data = _traced(source)
     worst = _difference(runtime, data, source)

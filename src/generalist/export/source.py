@@ -44,6 +44,12 @@ class Source:
         channels, height, width = (int(size) for size in self.about["shape"])
         return channels, height, width
 
+    @property
+    def epoch(self) -> int | None:
+        """The last epoch that these weights have seen, where the header says it."""
+        epoch = self.about.get("epoch")
+        return epoch if isinstance(epoch, int) else None
+
     def state(self) -> dict[str, Tensor]:
         """Copies of all tensors by name; a tied one has a copy under each name, as safetensors asks for."""
         return {name: tensor.detach().clone().contiguous() for name, tensor in self.model.state_dict().items()}

@@ -46,6 +46,7 @@ class Tracking:
     def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
         self.trackers, self.say = list(trackers), say
         self.last: dict[str, Any] = {}
+        self.showing = True
 
     @contextmanager
     def following(self, recipe: Recipe, trainer: Trainer) -> Iterator[None]:
@@ -55,7 +56,7 @@ class Tracking:
             return
         done, before = trainer.step // trainer.steps_per_epoch, trainer.listener
         self._tell("start", recipe, trainer.directory, done)
-        self._tell("images", done, {"training images": first_images(trainer)})
+        self._show(done, lambda: {"training images": first_images(trainer)})
 
         def epoch(record: dict[str, Any]) -> None:
             before.epoch(record)
@@ -75,11 +76,23 @@ class Tracking:
         self.last = record
         self._tell("epoch", record)
         if self.trackers and "validation" in record:
-            examples = trainer.validator.examples(trainer.learners[0], trainer.global_learner, SHOWN)
-            self._tell("images", record["epoch"], examples)
+            first, validator = trainer.learners[0], trainer.validator
+            self._show(record["epoch"], lambda: validator.examples(first, trainer.global_learner, SHOWN))
 
     def _end(self, status: str) -> None:
         self._tell("end", {"status": status, **outcome(self.last)})
+
+    def _show(self, epoch: int, make: Callable[[], dict[str, Tensor]]) -> None:
+        """Images take memory that the run itself did not ask for: where there is none, they are left out."""
+        if not self.showing or not self.trackers:
+            return
+        try:
+            images = make()
+        except Exception as error:
+            self.showing = False
+            self.say(f"warning: no images are shown to the trackers; training goes on ({_reason(error)})")
+            return
+        self._tell("images", epoch, images)
 
     def _tell(self, what: str, *arguments: Any) -> None:
         for tracker in list(self.trackers):
@@ -87,8 +100,13 @@ class Tracking:
                 getattr(tracker, what)(*arguments)
             except Exception as error:  # a network that is down, a full disk, a fault in a user's tracker
                 self.trackers.remove(tracker)
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                self.say(f"warning: the tracker {tracker.name!r} failed and is left out; training goes on ({reason})")
+                self.say(
+                    f"warning: the tracker {tracker.name!r} failed and is left out; training goes on ({_reason(error)})"
+                )
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
