@@ -87,10 +87,12 @@ def _run(command: list[str], folder: Path, environment: dict[str, str], *, fails
 
 
 def _environment(programs: Path) -> dict[str, str]:
-    """`generalist` and `python` are those of this process; one thread; nobody's data."""
+    """`generalist` and `python` are those of this process, also where a command sets a PYTHONPATH of its own."""
     programs.mkdir(exist_ok=True)
+    ours = os.environ.get("PYTHONPATH", "")
     for name, arguments in (("generalist", "-m generalist "), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n')
+        path = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{ours}"'
+        (programs / name).write_text(f'#!/bin/sh\n{path}\nexec "{sys.executable}" {arguments}"$@"\n')
         (programs / name).chmod(0o755)
     return os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
