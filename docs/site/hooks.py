@@ -28,7 +28,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def command_line() -> str:
     """The page, one section a command."""
-    sections = [f"## {words}\n\n```text\n{text}\n```\n" for words, text in helps(typer.main.get_command(app), "generalist")]
+    sections = [
+        f"## {words}\n\n```text\n{text}\n```\n" for words, text in helps(typer.main.get_command(app), "generalist")
+    ]
     return "\n".join([INTRODUCTION, *sections])
 
 

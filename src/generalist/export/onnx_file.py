@@ -6,6 +6,8 @@ import importlib
 import json
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +76,16 @@ def _traced(source: Source) -> bytes:
     return data
 
 
-class _quiet:  # noqa: N801  (used like a function)
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
     """A logger that only speaks of errors meanwhile."""
-
-    def __init__(self, name: str) -> None:
-        self.logger = logging.getLogger(name)
-
-    def __enter__(self) -> None:
-        self.before = self.logger.level
-        self.logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *details: object) -> None:
-        self.logger.setLevel(self.before)
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _difference(runtime: Any, data: bytes, source: Source) -> float:
