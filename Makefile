@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # Two busy cores make OpenMP crawl when every process takes all of them.
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: venv demo test test-all lint docs-recipes clean
+.PHONY: venv demo test test-all lint docs docs-recipes clean
 
 venv: $(VENV)/installed
 
@@ -30,6 +30,10 @@ test: lint
 
 test-all: venv
 	$(BIN)/python -m pytest -m slow
+
+# The site, for a browser: build/site/index.html. Warnings (a link that leads nowhere) are errors; nothing is fetched.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
 docs-recipes: venv
 	$(BIN)/python -m generalist.recipe_docs > docs/recipes.md

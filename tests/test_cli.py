@@ -23,7 +23,7 @@ from generalist.recipe import load_recipe, shipped_names, shipped_text
 from generalist.training.artefacts import load_weights
 
 COMMANDS = {
-    "train": {"RECIPE", "--set", "--out", "--device", "--resume", "--from", "--trust-code"},
+    "train": {"RECIPE", "--set", "--out", "--device", "--resume", "--from", "--track", "--trust-code"},
     "evaluate": {
         "SUBJECT",
         "--model",
@@ -75,6 +75,7 @@ COMMANDS = {
         "--device",
         "--trust-code",
     },
+    "export": {"SUBJECT", "--to", "--out", "--model", "--force", "--trust-code"},
     "compare": {"RUNS", "--paper", "--format", "--trust-code"},
     "report": {"RUNS", "--out", "--figures", "--formats", "--images", "--device", "--trust-code"},
     "bench train": {

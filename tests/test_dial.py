@@ -240,6 +240,15 @@ def test_best_is_what_validates_better(run: RunDirectory) -> None:
     assert all(torch.equal(tensor, fresh.state[name]) for name, tensor in best.state.items())
 
 
+def test_a_budget_that_is_written_as_a_fraction_is_measured(tmp_path: Path) -> None:
+    """Its name has a slash of its own."""
+    learners = [{**ROBUST, "threat": {"norm": "linf", "eps": 8 / 255}}, NATURAL]
+    run, _ = tiny_run(tmp_path / "run", tiny_recipe(learners))
+    mixture = dial.mix(run, 0.5, statistics="best", device="cpu", data=TINY_DATA)
+    assert all(list(found) == ["natural", "linf:8/255"] for found in mixture.measured.values())
+    assert len(mixture.measured) == 2
+
+
 def test_images_for_statistics_are_augmented_training_images_in_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

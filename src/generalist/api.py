@@ -29,10 +29,11 @@ from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, prese
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
 from generalist.stages import shared_directory, train_runs
-from generalist.training.artefacts import branch_files, load_weights
+from generalist.tracking import Tracker, make_trackers
+from generalist.training.artefacts import load_weights
 from generalist.training.environment import choose_device
 from generalist.training.loop import Listener
-from generalist.weights import network_of
+from generalist.weights import network_of, run_of, weights_file
 
 RunLike = str | Path | RunDirectory
 SHIFT_BATCH = 500
@@ -52,13 +53,16 @@ def train(
     data: Any = None,
     trust_code: bool = False,
     listener: Listener | None = None,
+    trackers: str | Tracker | Sequence[str | Tracker] = (),
 ) -> RunDirectory:
     """Train a recipe (a shipped name, a YAML file or a mapping) and return its run directory.
 
     `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH]` to branch from (the command line's --from),
-    `data` is (images, labels) or {"train": ..., "test": ...} in memory. Everything is checked before anything runs.
-    In a process that torchrun has started, it trains together with the others (`train.parallel`).
+    `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run beside metrics.jsonl:
+    tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`). Everything is checked before
+    anything runs. In a process that torchrun has started, it trains together with the others (`train.parallel`).
     """
+    following = make_trackers(trackers)
     overrides = [*overrides, "data.name=arrays"] if data is not None else list(overrides)
     if resume and isinstance(recipe, str | Path) and RunDirectory(Path(recipe)).exists():
         out = out or recipe
@@ -76,18 +80,17 @@ def train(
             trust_code=trust_code,
             listener=listener if listener and group.first else Listener(),
             group=group,
+            trackers=following if group.first else (),
         )
     return run
 
 
 def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: bool = False) -> nn.Module:
-    """A network in evaluation mode: of a run, or of a weights file.
+    """A network in evaluation mode: of a run, of an exported folder, or of a weights file.
 
     `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot.
     """
-    path = run.path if isinstance(run, RunDirectory) else Path(run)
-    if path.is_dir():
-        path = _weights_file(RunDirectory(path).require(), which)
+    path = weights_file(_path_of(run), which)
     state, about = load_weights(path)
     return network_of(state, about, path, trust_code=trust_code).to(choose_device(device)).eval()
 
@@ -189,15 +192,6 @@ def mix(
 # -- the parts ------------------------------------------------------------------------------------------------------
 
 
-def _weights_file(run: RunDirectory, which: str) -> Path:
-    if which in {"best", "last"}:
-        return run.model if which == "best" else run.last
-    files = branch_files(str(run.path), [which])
-    if which not in files:
-        raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
-    return files[which]
-
-
 def _path_of(run: RunLike) -> Path:
     return run.path if isinstance(run, RunDirectory) else Path(run)
 
@@ -213,15 +207,8 @@ def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code:
 
 def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
     """The recipe of the run that a directory is or a weights file lies in; a file elsewhere has none."""
-    if not path.exists():
-        raise RunError(f"there is no run and no weights file {path}")
-    if path.is_dir():
-        RunDirectory(path).require()
-    places = [path] if path.is_dir() else list(path.absolute().parents)[:3]
-    for place in places:
-        if RunDirectory(place).exists():
-            return load_recipe(RunDirectory(place).recipe, trust_code=trust_code)
-    return None
+    run = run_of(path)
+    return load_recipe(run.recipe, trust_code=trust_code) if run is not None else None
 
 
 def _listed(

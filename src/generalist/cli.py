@@ -16,6 +16,7 @@ from generalist._version import __version__
 from generalist.cli_bench import bench_app
 from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
+from generalist.cli_export import export
 from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
@@ -73,6 +74,10 @@ def train(
     start: Annotated[
         str | None, typer.Option("--from", help="Start from the weights of RUN[@EPOCH].", metavar="RUN[@EPOCH]")
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Log to tensorboard, wandb or mlflow as well. Repeatable.", metavar="TRACKER"),
+    ] = None,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")
     ] = False,
@@ -92,6 +97,7 @@ def train(
             start=start,
             trust_code=trust_code,
             listener=listener,
+            trackers=track or [],
         )
     if distributed.tells():
         show_run(run)
@@ -102,6 +108,7 @@ app.command()(mix)
 app.command()(compare)
 app.command()(report)
 app.command()(sweep)
+app.command()(export)
 
 
 @data_app.command("list")

@@ -18,6 +18,7 @@ from generalist.console import print_version
 from generalist.console_evaluation import evaluation_listener, show_evaluation
 from generalist.core import distributed
 from generalist.core.errors import GeneralistError, InterruptedRunError
+from generalist.core.run import RunDirectory
 from generalist.evaluation.directory import merge as merge_shards
 from generalist.evaluation.directory import merge_below
 from generalist.evaluation.plan import PRESETS, Mode, Precision
@@ -139,8 +140,8 @@ def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
 
 
 def _default_out(subject: Path) -> Path:
-    """Of a run, inside it; a file's evaluations come to lie where the command runs."""
-    return subject / "evaluation" if subject.is_dir() else Path("evaluation")
+    """Of a run, inside it; those of a file or an exported folder come to lie where the command runs."""
+    return subject / "evaluation" if RunDirectory(subject).exists() else Path("evaluation")
 
 
 def _listed(text: str | None) -> list[str] | None:

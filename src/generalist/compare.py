@@ -75,7 +75,7 @@ def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
     """One row for each network of a run that was evaluated (best, last, a learner)."""
     directory = RunDirectory(run).require()
     recipe = load_recipe(directory.recipe, trust_code=trust_code)
-    summaries = [_read_summary(path) for path in sorted(run.glob(f"evaluation/*/{SUMMARY}"))]
+    summaries = [read_summary(path) for path in sorted(run.glob(f"evaluation/*/{SUMMARY}"))]
     if not summaries:
         raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
     rows: dict[str, Row] = {}
@@ -84,7 +84,7 @@ def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
         name = run.name if subject == "best" else f"{run.name} ({subject})"
         about = (recipe.data.name, recipe.model.name, method_of(recipe.learners))
         row = rows.setdefault(subject, Row(name, OURS, *about, subject=subject))
-        for column, cell in _cells(summary, path).items():
+        for column, cell in cells_in(summary, path).items():
             known = row.cells.get(column)
             # More images say more; of two equally large evaluations the stronger attack counts.
             if known is None or (cell.samples or 0, -cell.value) > (known.samples or 0, -known.value):
@@ -111,7 +111,8 @@ def _baseline(learner: LearnerOptions) -> str:
     return f"{kind} ({learner.threat.norm})" if learner.threat and learner.threat.norm != "linf" else kind
 
 
-def _read_summary(path: Path) -> tuple[Path, dict[str, Any]]:
+def read_summary(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and what it says, if it is a summary."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RunError(f"{path} is too large to be a summary; evaluate again")
@@ -123,7 +124,8 @@ def _read_summary(path: Path) -> tuple[Path, dict[str, Any]]:
     return path, summary
 
 
-def _cells(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
+def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
+    """Its figures: natural, `attack/threat` as they were asked for, and the unions."""
     cells = {str(name): _cell(entry, path) for name, entry in summary["accuracy"].items()}
     if "union_worst_case" in summary:
         cells[UNION_WORST] = _cell(summary["union_worst_case"], path)

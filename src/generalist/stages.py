@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory, next_free
 from generalist.data.options import Splits, load_splits
 from generalist.recipe import FRESH, Recipe, StageOptions, parse_yaml, stage_recipe, to_yaml
+from generalist.tracking import Tracker, Tracking
 from generalist.training.artefacts import artefact_file, branch_files
 from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
@@ -160,6 +162,7 @@ def train_runs(
     trust_code: bool,
     listener: Listener,
     group: Group,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """Check everything, then train each run of the recipe, under one lock and one answer to signals."""
     recorded = _recorded_source(whole, run) if resume and group.first else None
@@ -172,12 +175,13 @@ def train_runs(
     ready: _Built | None = build(plans[0])
     for plan in plans[1:]:
         build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
+    tracking = Tracking(trackers, listener.say)
     with run.lock() if group.first else nullcontext(), stop_requests(patient=group.world > 1) as request:
         if not resume and group.first:
             _check_free(run)  # again, now that nobody else can come in between
         for i, plan in enumerate(plans):
             stage, ready = ready or build(plan), None
-            _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request)
+            _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request, tracking=tracking)
             del stage  # and its memory, before the next one is built
             (received,) = group.agree([request.received or 0])
             if received and i + 1 < len(plans):
@@ -221,6 +225,7 @@ def _train_stage(
     resume: bool,
     device: torch.device,
     request: StopRequest,
+    tracking: Tracking,
 ) -> None:
     recipe, directory, trainer = plan.recipe, plan.directory, built.trainer
     for note in built.splits.notes():
@@ -240,7 +245,8 @@ def _train_stage(
             if plan.waits:
                 trainer.start_from(plan.source_files())
             trainer.checkpoint()  # from here on, whoever resumes needs the source no more
-        trainer.run(request)
+        with tracking.following(recipe, trainer):
+            trainer.run(request)
 
 
 def _record_environment(run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None) -> None:

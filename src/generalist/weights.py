@@ -1,4 +1,4 @@
-"""From a weights file to the network that its header describes."""
+"""From a run, an exported folder or a weights file to the network that the file's header describes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,40 @@ from typing import Any
 from torch import Tensor, nn
 
 from generalist.core.errors import RunError
+from generalist.core.run import RunDirectory
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
+from generalist.training.artefacts import branch_files
 
 MAX_SIDE = 4096
 """More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
+
+
+def weights_file(path: Path, which: str = "best") -> Path:
+    """The file with the weights: of a run those that `which` names, of an exported folder its only ones, or `path`."""
+    if not path.is_dir():
+        return path
+    run = RunDirectory(path)
+    if not run.exists() and run.model.is_file():
+        if which != "best":
+            raise RunError(f"{path} is an exported model and holds one network: leave {which!r} out")
+        return run.model
+    if which in {"best", "last"}:
+        return run.require().model if which == "best" else run.require().last
+    files = branch_files(str(run.require().path), [which])
+    if which not in files:
+        raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
+    return files[which]
+
+
+def run_of(path: Path) -> RunDirectory | None:
+    """The run that a directory is or that a weights file lies in; an exported folder and other files have none."""
+    if not path.exists():
+        raise RunError(f"there is no run and no weights file {path}")
+    if path.is_dir():
+        run = RunDirectory(path)
+        return None if run.model.is_file() and not run.exists() else run.require()
+    return next((run for place in list(path.absolute().parents)[:3] if (run := RunDirectory(place)).exists()), None)
 
 
 def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path, *, trust_code: bool) -> nn.Module:

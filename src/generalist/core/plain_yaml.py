@@ -47,8 +47,8 @@ def load_yaml(text: str, where: str) -> Any:
         raise RecipeError("", f"{where} is not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
-def dump_yaml(value: Any) -> str:
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=110)
+def dump_yaml(value: Any, *, ascii_only: bool = False) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=not ascii_only, width=110)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

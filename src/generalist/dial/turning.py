@@ -186,7 +186,7 @@ class Dial:
                 attacks.append(PGD(steps=self.steps, step=length))
             seed = self.recipe.train.seed
             result = evaluate_model(model, images, threats=group, attacks=attacks, index=index, seed=seed)
-            found |= {name.rpartition("/")[2]: accuracy for name, accuracy in result.items()}
+            found |= {name.partition("/")[2] or name: accuracy for name, accuracy in result.items()}
         return {name: found[name] for name in (NATURAL, *map(str, threats))}
 
     # -- statistics ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import AttackOptions, pgd
@@ -182,11 +182,30 @@ class Validator:
         tally.clipped += losses.clamp(0, 1).sum().item()
         return natural
 
+    def examples(self, learner: Learner, global_learner: GlobalLearner, count: int) -> dict[str, Tensor]:
+        """The first `count` validation images as they are, and as PGD in each threat makes them for the global learner.
+
+        To look at: float32 on the CPU. Any learner serves, for the network's architecture.
+        """
+        flat = Flat(copy.deepcopy(learner.model))
+        flat.vector.copy_(global_learner.vector)
+        batch = self.images.batch(self.batches[0][:count])
+        batch = replace(batch, x=batch.x.to(flat.vector.dtype))
+        found = {"validation images": batch.x}
+        for threat, options in self.threats:
+            found[f"attacked, {threat}"] = self._adversarial(flat.module, batch, threat, options)
+        return {name: x.float().cpu() for name, x in found.items()}
+
     def _attacked(self, flat: Flat, batch: Batch, threat: Threat, options: AttackOptions) -> Tensor:
         """Logits of the images after PGD."""
+        return self._logits(flat, self._adversarial(self.constant or flat.module, batch, threat, options))
+
+    def _adversarial(
+        self, network: FoldedNetwork | nn.Module, batch: Batch, threat: Threat, options: AttackOptions
+    ) -> Tensor:
         with computing_in(self.job.train.autocast, batch.x.device):
-            adversarial = pgd(
-                self.constant or flat.module,
+            return pgd(
+                network,
                 batch.x,
                 batch.y,
                 threat=threat,
@@ -195,7 +214,6 @@ class Validator:
                 purpose=f"validation/{threat}",
                 index=batch.index,
             )
-        return self._logits(flat, adversarial)
 
     def _logits(self, flat: Flat, x: Tensor) -> Tensor:
         # A context of its own for each network: autocast may remember casts of weights that change below it.

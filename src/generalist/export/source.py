@@ -1,0 +1,79 @@
+"""What is exported: a network with all that the run knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from generalist.compare import read_summary
+from generalist.core.run import RunDirectory
+from generalist.evaluation.directory import SUMMARY
+from generalist.evaluation.identity import slug, weights_checksum
+from generalist.recipe import Recipe, load_recipe
+from generalist.training.artefacts import load_weights
+from generalist.weights import network_of, run_of, weights_file
+
+Summary = tuple[Path, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One network, in evaluation mode, on the CPU, in float32."""
+
+    name: str
+    """best, last, a learner's name or that of the weights file; safe as a part of a file name."""
+    file: Path
+    home: Path
+    """Where exports lie unless the user says otherwise: the run, or the folder of the weights file."""
+    model: nn.Module
+    about: dict[str, Any]
+    """The header of the weights file."""
+    run: RunDirectory | None
+    recipe: Recipe | None
+
+    @property
+    def classes(self) -> list[str]:
+        return [str(name) for name in self.about["classes"]]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        channels, height, width = (int(size) for size in self.about["shape"])
+        return channels, height, width
+
+    @property
+    def epoch(self) -> int | None:
+        """The last epoch that these weights have seen, where the header says it."""
+        epoch = self.about.get("epoch")
+        return epoch if isinstance(epoch, int) else None
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all tensors by name; a tied one has a copy under each name, as safetensors asks for."""
+        return {name: tensor.detach().clone().contiguous() for name, tensor in self.model.state_dict().items()}
+
+    def summaries(self) -> list[Summary]:
+        """The run's evaluations of these very weights. Parts of one that were not joined yet are left out."""
+        if self.run is None:
+            return []
+        found = [read_summary(path) for path in sorted(self.run.path.glob(f"evaluation/*/{SUMMARY}"))]
+        mine = weights_checksum(self.model)
+        return [(path, summary) for path, summary in found if _weights_of(summary) == mine and "shard" not in summary]
+
+
+def open_source(path: Path, which: str, *, trust_code: bool) -> Source:
+    """The network that a run (with `which`), an exported folder or a weights file means."""
+    run = run_of(path)
+    file = weights_file(path, which)
+    state, about = load_weights(file)
+    model = network_of(state, about, file, trust_code=trust_code).eval()
+    recipe = load_recipe(run.recipe, trust_code=trust_code) if run is not None else None
+    home = run.path if run is not None else file.parent
+    return Source(slug(which if path.is_dir() else file.stem), file, home, model, about, run, recipe)
+
+
+def _weights_of(summary: dict[str, Any]) -> Any:
+    identity = summary.get("identity")
+    return identity.get("weights") if isinstance(identity, dict) else None

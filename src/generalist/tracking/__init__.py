@@ -1,0 +1,10 @@
+"""Trackers: a run's curves, images and settings in TensorBoard, Weights & Biases, MLflow, or a tracker of one's own.
+
+`metrics.jsonl` is the record of a run and is always written. A tracker is a copy for people to look at: one that fails
+costs a warning, and never the run.
+"""
+
+from generalist.tracking.base import Tracker, Tracking, flat_numbers, flat_settings, grid
+from generalist.tracking.names import TRACKERS, make_trackers
+
+__all__ = ["TRACKERS", "Tracker", "Tracking", "flat_numbers", "flat_settings", "grid", "make_trackers"]
