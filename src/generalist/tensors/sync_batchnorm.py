@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from generalist.core.errors import GeneralistError
+
 
 class Synchroniser:
     """Sums over the ranks that share a batch. BatchNorm layers ask it while it is `active`, and all share one."""
@@ -43,12 +45,18 @@ def synchronise(model: nn.Module, ranks: Synchroniser) -> None:
     """Let BatchNorm in `model`, and in copies of it, normalise by the whole batch while `ranks` is active."""
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
+            if type(layer).forward is not _BatchNorm.forward:  # it may do more than normalise, which would be lost
+                raise GeneralistError(
+                    f"{type(layer).__name__} is a BatchNorm with a forward pass of its own, which cannot see the whole "
+                    "batch; set train.parallel.sync_batchnorm to false, or train.parallel.layout to learners"
+                )
             layer.ranks = ranks  # type: ignore[assignment]
             layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    if not (layer.training and layer.ranks.active):
+    of_batch = layer.training or layer.running_mean is None  # else by the running statistics
+    if not (of_batch and layer.ranks.active):
         plain: Tensor = type(layer).forward(layer, x)
         return plain
     return _normalised(layer, x)
