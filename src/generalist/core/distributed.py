@@ -40,6 +40,9 @@ class Group:
     timeout: float = 600.0
     """Seconds that a call waits for the other ranks."""
     store: Store | None = field(default=None, repr=False)
+    parts: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Smaller groups that were made of these processes: each has threads, sockets and GPU memory of its own until the
+    end, so whoever wants the same ones again takes them from here."""
 
     @property
     def first(self) -> bool:
