@@ -118,12 +118,26 @@ def restartable() -> bool:
 
 
 def tells() -> bool:
-    """Whether this process is the one that tells the user of a failure: of several that fail together, one does."""
+    """Whether this process is the one that talks to the user."""
     if _telling.teller is not None:
         return _telling.teller
     try:
         return launched()[0] == 0
     except GeneralistError:  # an environment that names no rank: this is what there is to tell
+        return True
+
+
+def complains() -> bool:
+    """Whether this process is the one that tells the user of a failure: of several that fail together, one does.
+
+    Before they have met, one on each node: what is wrong there may be so on that node alone.
+    """
+    if _telling.teller is not None:
+        return _telling.teller
+    try:
+        rank, world = launched()
+        return world == 1 or _variable("LOCAL_RANK", rank) == 0
+    except GeneralistError:
         return True
 
 
@@ -144,6 +158,11 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
         yield Group(device=device)
         return
     if dist.is_initialized():  # by the caller, who also ends it
+        if "cpu:" not in dist.get_backend_config():
+            raise GeneralistError(
+                "the process group that is there cannot carry messages between hosts: initialise it with the backend "
+                "cpu:gloo,cuda:nccl, or leave it to generalist"
+            )
         yield Group(dist.get_rank(), dist.get_world_size(), _place(device), timeout)
         return
     group = _join(rank, world, _place(device), timeout)
@@ -168,9 +187,10 @@ def _place(device: torch.device) -> torch.device:
     if str(device) != "cuda":
         return device
     local, there = _variable("LOCAL_RANK", 0), torch.cuda.device_count()
-    if local >= there:
+    here = max(local + 1, _variable("LOCAL_WORLD_SIZE", 1))  # all ranks of a node must see it, for the first to tell
+    if here > there:
         raise GeneralistError(
-            f"local rank {local} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
+            f"local rank {here - 1} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
             "or --device cpu"
         )
     return torch.device("cuda", local)
