@@ -174,6 +174,23 @@ def test_without_running_statistics_evaluation_mode_is_of_the_batch_too() -> Non
     assert calls == [5]
 
 
+def test_an_attack_sums_over_ranks_whether_or_not_the_layer_has_weights() -> None:
+    """What ranks send backwards is weighted by their shares in training, and is not under attack."""
+    x = torch.linspace(-1, 2, 40).reshape(5, 2, 2, 2).requires_grad_()
+    for trains in (True, False):
+        sent: list[list[Tensor]] = []
+        for affine in (True, False):
+            model = nn.Sequential(nn.BatchNorm2d(2, affine=affine), nn.Conv2d(2, 1, 2, bias=False))
+            nn.init.ones_(model[1].weight)
+            calls: list[Tensor] = []
+            synchronise(model, ranks := Synchroniser(lambda tensor, calls=calls: calls.append(tensor.clone())))
+            model = copy.deepcopy(model).requires_grad_(trains)
+            with ranks.over(0.3):
+                torch.autograd.grad(model(x).square().sum(), x)
+            sent.append(calls)
+        torch.testing.assert_close(sent[0], sent[1])
+
+
 class WithActivation(nn.BatchNorm2d):
     """As some libraries have it: the activation is a part of the layer."""
 

@@ -51,6 +51,7 @@ def synchronise(model: nn.Module, ranks: Synchroniser) -> None:
                     "batch; set train.parallel.sync_batchnorm to false, or train.parallel.layout to learners"
                 )
             layer.ranks = ranks  # type: ignore[assignment]
+            layer.witness = [*model.parameters()][:1]  # type: ignore[assignment]  # a list, so that it is not its own
             layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
 
@@ -73,7 +74,7 @@ def _normalised(layer: Any, x: Tensor) -> Tensor:
     own = wide.new_full((1,), x.numel() / x.shape[1])
     # The loss of training is a mean, to which each rank contributes by its share; that of an attack, which holds the
     # weights constant, is a sum.
-    trains = layer.weight is None or layer.weight.requires_grad
+    trains = all(parameter.requires_grad for parameter in layer.witness)
     sums = _total(torch.cat([shifted.sum(axes), shifted.square().sum(axes), own]), layer.ranks, trains)
     count = sums[-1].detach()
     offset, squares = (sums[:-1] / count).chunk(2)
