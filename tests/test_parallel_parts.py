@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cli_helpers import run_main
+from distributed_helpers import free_port
 from torch import Tensor, nn
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
@@ -351,6 +353,18 @@ def test_too_few_gpus_are_noticed_by_the_rank_that_tells(monkeypatch: pytest.Mon
         distributed.start(torch.device("cuda"), timeout=0.1),
     ):
         pytest.fail("it must not start")
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_as_long_as_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation allows its ranks days for their parts, which one that failed before the start would cost, too."""
+    job = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "MEETING", 1.0, raising=False)
+    begun = time.monotonic()
+    with pytest.raises(GeneralistError, match="could not join"), distributed.start(timeout=30):
+        pytest.fail("it must not start")
+    assert time.monotonic() - begun < 20
 
 
 def test_a_group_of_the_callers_must_reach_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

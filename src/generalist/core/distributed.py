@@ -27,6 +27,9 @@ from generalist.core.errors import GeneralistError, InterruptedRunError, LostRan
 GRACE = 3.0
 """Seconds in which ranks that lost another one wait for it to say why, or for each other to say that they are there."""
 
+MEETING = 600.0
+"""Seconds, at most, in which all ranks must have come; a call may wait for much longer, for one that works."""
+
 _CAUSE = "cause"
 
 
@@ -202,9 +205,11 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     wait = timedelta(seconds=timeout)
+    meeting = min(timeout, MEETING)
     try:
-        whole, _, _ = next(rendezvous("env://", timeout=wait))
-        store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, timeout), whole)
+        whole, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=meeting)))
+        store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, meeting), whole)
+        whole.set_timeout(wait)
         # Small things that steer the job travel between hosts, so that no GPU is waited for.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)
