@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from cli_helpers import run_main
+from distributed_helpers import free_port
 from torch import Tensor, nn
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
@@ -22,6 +25,7 @@ from generalist.recipe import Recipe, to_yaml
 from generalist.stages import run_directory, shared_directory
 from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
 from generalist.training.build import build_engine, build_learners
+from generalist.training.checkpoint import restore
 from generalist.training.global_share import GlobalShare
 from generalist.training.graph import why_not_graph
 from generalist.training.parallel import Parallel
@@ -82,6 +86,42 @@ def test_constants_stay_exact_in_shares(tmp_path: Path) -> None:
     assert torch.equal((parts[0].share + parts[1].share).float(), learners[0].flat.vector)
 
 
+def test_a_checkpoint_does_not_round_the_shares(tmp_path: Path) -> None:
+    """A run in single precision that goes on from a checkpoint ends where an undisturbed one does, bit for bit."""
+    recipe = tiny_recipe(
+        train={"epochs": 4, "batch_size": 6, "precision": "fp32"}, mixing={"decay": 0.999, "warmup": False}
+    )
+    trainer = make_trainer(recipe, tmp_path)
+
+    def two() -> list[GlobalShare]:
+        alone = {"sum_over_groups": lambda tensor: None, "send": lambda learner, tensors: None}
+        places: list[Any] = [SimpleNamespace(row=row, own=[row], **alone) for row in range(2)]
+        return [GlobalShare(trainer.learners, recipe.mixing, place) for place in places]
+
+    def gather(parts: list[GlobalShare]) -> Tensor:
+        total = parts[0].share + parts[1].share
+        for part in parts:
+            part.parallel.sum_over_groups = lambda tensor: tensor.copy_(total)  # type: ignore[method-assign]
+            part.gather()
+        return parts[0].vector
+
+    undisturbed, gammas = two(), torch.tensor([0.7, 0.3], dtype=torch.float64)
+    parts = undisturbed
+    for step in range(40):
+        for a, learner in enumerate(trainer.learners):
+            learner.flat.vector.add_(torch.sin(torch.arange(len(learner.flat.vector)) * (step + a + 1.0)))
+        for part in {*undisturbed, *parts}:
+            part.update(trainer.learners, gammas)
+        if step == 20:
+            gather(undisturbed)
+            parts = two()
+            for part, before in zip(parts, undisturbed, strict=True):
+                restore(part.state(), {name: tensor.clone() for name, tensor in before.state().items()})
+                part.restored()
+            assert torch.equal(parts[1].vector, undisturbed[1].vector)
+    assert torch.equal(gather(parts), gather(undisturbed))
+
+
 # -- BatchNorm --------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +165,44 @@ def test_only_within_a_step_do_ranks_speak(tmp_path: Path) -> None:
         model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16))
         assert model(torch.ones(2, 2, 3, 3, dtype=torch.bfloat16)).dtype is torch.bfloat16
     assert calls == [5, 5]  # two sums, two sums of squares and a count
+
+
+def test_without_running_statistics_evaluation_mode_is_of_the_batch_too() -> None:
+    calls: list[int] = []
+    model = nn.Sequential(nn.BatchNorm2d(2, track_running_stats=False)).eval()
+    synchronise(model, ranks := Synchroniser(lambda tensor: calls.append(tensor.numel())))
+    with ranks.over(0.5):
+        model(torch.ones(2, 2, 3, 3))
+    assert calls == [5]
+
+
+def test_an_attack_sums_over_ranks_whether_or_not_the_layer_has_weights() -> None:
+    """What ranks send backwards is weighted by their shares in training, and is not under attack."""
+    x = torch.linspace(-1, 2, 40).reshape(5, 2, 2, 2).requires_grad_()
+    for trains in (True, False):
+        sent: list[list[Tensor]] = []
+        for affine in (True, False):
+            model = nn.Sequential(nn.BatchNorm2d(2, affine=affine), nn.Conv2d(2, 1, 2, bias=False))
+            nn.init.ones_(model[1].weight)
+            calls: list[Tensor] = []
+            synchronise(model, ranks := Synchroniser(lambda tensor, calls=calls: calls.append(tensor.clone())))
+            model = copy.deepcopy(model).requires_grad_(trains)
+            with ranks.over(0.3):
+                torch.autograd.grad(model(x).square().sum(), x)
+            sent.append(calls)
+        torch.testing.assert_close(sent[0], sent[1])
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As some libraries have it: the activation is a part of the layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+def test_a_batchnorm_that_does_more_is_refused() -> None:
+    with pytest.raises(GeneralistError, match="WithActivation is a BatchNorm with a forward pass of its own"):
+        synchronise(nn.Sequential(WithActivation(2)), Synchroniser(lambda tensor: None))
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -184,6 +262,34 @@ def test_the_graph_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     assert "synchronised between ranks" in str(why_not_graph(*where, parallel))
 
 
+def test_no_graph_where_one_group_alone_would_record(tmp_path: Path) -> None:
+    """To record another variant runs iterations more, and in each of them the groups add their counters up."""
+    norms = {"kind": "e-at", "beside": [{"norm": "l2", "eps": 0.2}]}
+    trainer = make_trainer(
+        tiny_recipe([{**ROBUST, "objective": norms}, NATURAL], mixing={"counters": "truncate"}), tmp_path
+    )
+    parallel = divided(trainer.job, ranks=1)
+    where = (trainer.job, trainer.train_images, torch.device("cuda"), trainer.learners)
+    assert why_not_graph(*where, parallel) is None
+    parallel.groups = 2
+    assert "groups of learners add counters up" in str(why_not_graph(*where, parallel))
+
+
+def test_the_groups_of_one_mesh_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage has a trainer of its own, and each group threads and sockets of its own."""
+    made: list[list[list[int]]] = []
+
+    def make(ranks: list[list[int]], **options: Any) -> tuple[str, list[str]]:
+        made.append(ranks)
+        return f"group {len(made)}", []
+
+    monkeypatch.setattr(dist, "new_subgroups_by_enumeration", make)
+    group = distributed.Group(world=4)
+    first, second = (Parallel([1.0, 1.0], group=group) for _ in range(2))
+    assert made == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
+    assert (second._learners, second._data) == (first._learners, first._data) == ("group 1", "group 2")
+
+
 def test_synchronised_networks_are_not_compiled(tmp_path: Path) -> None:
     trainer = make_trainer(tiny_recipe(), tmp_path)
     job = tiny_recipe(train={"compile": True})
@@ -224,6 +330,50 @@ def test_a_hostile_environment_ends_the_command_line_clearly(
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, told = run_main(["train", "digits-d"], monkeypatch, capsys)
     assert code == 2 and told.count("\n") == 1 and "RANK is '[red]', not a number" in told
+
+
+def test_a_mistake_of_another_node_alone_is_told_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank, local, told in (("2", "0", 1), ("3", "1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", local)
+        code, _, error = run_main(["train", str(tmp_path / "missing.yaml")], monkeypatch, capsys)
+        assert (code, error.count("\n")) == (2, told)
+        assert not distributed.tells()  # results are rank 0's to show
+
+
+def test_too_few_gpus_are_noticed_by_the_rank_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(GeneralistError, match="rank 1 has no GPU of its own: 1 are here"),
+        distributed.start(torch.device("cuda"), timeout=0.1),
+    ):
+        pytest.fail("it must not start")
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_as_long_as_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation allows its ranks days for their parts, which one that failed before the start would cost, too."""
+    job = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "MEETING", 1.0, raising=False)
+    begun = time.monotonic()
+    with pytest.raises(GeneralistError, match="could not join"), distributed.start(timeout=30):
+        pytest.fail("it must not start")
+    assert time.monotonic() - begun < 20
+
+
+def test_a_group_of_the_callers_must_reach_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+    with pytest.raises(GeneralistError, match="cpu:gloo,cuda:nccl"), distributed.start():
+        pytest.fail("it must not start")
 
 
 def test_a_resumed_run_may_share_the_work_differently(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def print_table(table: Table) -> None:
 
 def _complain(problem: object) -> None:
     """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
-    if not distributed.tells():
+    if not distributed.complains():
         return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
     errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)

@@ -27,6 +27,9 @@ from generalist.core.errors import GeneralistError, InterruptedRunError, LostRan
 GRACE = 3.0
 """Seconds in which ranks that lost another one wait for it to say why, or for each other to say that they are there."""
 
+MEETING = 600.0
+"""Seconds, at most, in which all ranks must have come; a call may wait for much longer, for one that works."""
+
 _CAUSE = "cause"
 
 
@@ -40,6 +43,9 @@ class Group:
     timeout: float = 600.0
     """Seconds that a call waits for the other ranks."""
     store: Store | None = field(default=None, repr=False)
+    parts: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """Smaller groups that were made of these processes: each has threads, sockets and GPU memory of its own until the
+    end, so whoever wants the same ones again takes them from here."""
 
     @property
     def first(self) -> bool:
@@ -115,12 +121,26 @@ def restartable() -> bool:
 
 
 def tells() -> bool:
-    """Whether this process is the one that tells the user of a failure: of several that fail together, one does."""
+    """Whether this process is the one that talks to the user."""
     if _telling.teller is not None:
         return _telling.teller
     try:
         return launched()[0] == 0
     except GeneralistError:  # an environment that names no rank: this is what there is to tell
+        return True
+
+
+def complains() -> bool:
+    """Whether this process is the one that tells the user of a failure: of several that fail together, one does.
+
+    Before they have met, one on each node: what is wrong there may be so on that node alone.
+    """
+    if _telling.teller is not None:
+        return _telling.teller
+    try:
+        rank, world = launched()
+        return world == 1 or _variable("LOCAL_RANK", rank) == 0
+    except GeneralistError:
         return True
 
 
@@ -141,6 +161,11 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
         yield Group(device=device)
         return
     if dist.is_initialized():  # by the caller, who also ends it
+        if "cpu:" not in dist.get_backend_config():
+            raise GeneralistError(
+                "the process group that is there cannot carry messages between hosts: initialise it with the backend "
+                "cpu:gloo,cuda:nccl, or leave it to generalist"
+            )
         yield Group(dist.get_rank(), dist.get_world_size(), _place(device), timeout)
         return
     group = _join(rank, world, _place(device), timeout)
@@ -165,9 +190,10 @@ def _place(device: torch.device) -> torch.device:
     if str(device) != "cuda":
         return device
     local, there = _variable("LOCAL_RANK", 0), torch.cuda.device_count()
-    if local >= there:
+    here = max(local + 1, _variable("LOCAL_WORLD_SIZE", 1))  # all ranks of a node must see it, for the first to tell
+    if here > there:
         raise GeneralistError(
-            f"local rank {local} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
+            f"local rank {here - 1} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
             "or --device cpu"
         )
     return torch.device("cuda", local)
@@ -179,9 +205,11 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     wait = timedelta(seconds=timeout)
+    meeting = min(timeout, MEETING)
     try:
-        whole, _, _ = next(rendezvous("env://", timeout=wait))
-        store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, timeout), whole)
+        whole, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=meeting)))
+        store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, meeting), whole)
+        whole.set_timeout(wait)
         # Small things that steer the job travel between hosts, so that no GPU is waited for.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)

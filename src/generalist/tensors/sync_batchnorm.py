@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from generalist.core.errors import GeneralistError
+
 
 class Synchroniser:
     """Sums over the ranks that share a batch. BatchNorm layers ask it while it is `active`, and all share one."""
@@ -43,12 +45,19 @@ def synchronise(model: nn.Module, ranks: Synchroniser) -> None:
     """Let BatchNorm in `model`, and in copies of it, normalise by the whole batch while `ranks` is active."""
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
+            if type(layer).forward is not _BatchNorm.forward:  # it may do more than normalise, which would be lost
+                raise GeneralistError(
+                    f"{type(layer).__name__} is a BatchNorm with a forward pass of its own, which cannot see the whole "
+                    "batch; set train.parallel.sync_batchnorm to false, or train.parallel.layout to learners"
+                )
             layer.ranks = ranks  # type: ignore[assignment]
+            layer.witness = [*model.parameters()][:1]  # type: ignore[assignment]  # a list, so that it is not its own
             layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    if not (layer.training and layer.ranks.active):
+    of_batch = layer.training or layer.running_mean is None  # else by the running statistics
+    if not (of_batch and layer.ranks.active):
         plain: Tensor = type(layer).forward(layer, x)
         return plain
     return _normalised(layer, x)
@@ -65,7 +74,7 @@ def _normalised(layer: Any, x: Tensor) -> Tensor:
     own = wide.new_full((1,), x.numel() / x.shape[1])
     # The loss of training is a mean, to which each rank contributes by its share; that of an attack, which holds the
     # weights constant, is a sum.
-    trains = layer.weight is None or layer.weight.requires_grad
+    trains = all(parameter.requires_grad for parameter in layer.witness)
     sums = _total(torch.cat([shifted.sum(axes), shifted.square().sum(axes), own]), layer.ranks, trains)
     count = sums[-1].detach()
     offset, squares = (sums[:-1] / count).chunk(2)

@@ -57,6 +57,9 @@ class GlobalLearner:
     def divide(self) -> None:
         """Begin to train from the vector as it is now."""
 
+    def restored(self) -> None:
+        """Go on from the `state` of a checkpoint, which has been copied in."""
+
     def gather(self) -> None:
         """Bring the vector up to date, where ranks keep shares of it."""
 

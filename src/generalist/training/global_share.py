@@ -19,16 +19,18 @@ from generalist.training.parallel import Parallel
 
 
 class GlobalShare(GlobalLearner):
-    """State beside the whole as of the last `gather`: this group's share, in double precision.
+    """State beside the vector as of the last `gather`: that and this group's share, in double precision.
 
     In the precision of the weights, the rounding of the shares would move values on which all learners agree, such as
-    constants in buffers; the direct form leaves them exactly as they are.
+    constants in buffers; the direct form leaves them exactly as they are. A checkpoint keeps the whole in double
+    precision, too, or a run that goes on from it would be rounded where an undisturbed one is not.
     """
 
     def __init__(self, learners: Sequence[Learner], options: MixingOptions, parallel: Parallel) -> None:
         super().__init__(learners, options)
         self.parallel = parallel
-        self.share = torch.zeros_like(self.vector, dtype=torch.float64)
+        self.whole = self.vector.double()
+        self.share = torch.zeros_like(self.whole)
         self._add = _add
         self.divide()
 
@@ -36,8 +38,13 @@ class GlobalShare(GlobalLearner):
         self._add = torch.compile(_add, dynamic=False)
 
     def divide(self) -> None:
-        """Begin from the whole: the first group keeps all of it."""
-        self.share.copy_(self.vector).mul_(self.parallel.row == 0)
+        """Begin from the vector: the first group keeps all of it."""
+        self.whole.copy_(self.vector)
+        self.restored()
+
+    def restored(self) -> None:
+        self.vector.copy_(self.whole)
+        self.share.copy_(self.whole).mul_(self.parallel.row == 0)
 
     @torch.no_grad()
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
@@ -58,10 +65,13 @@ class GlobalShare(GlobalLearner):
     @torch.no_grad()
     def gather(self) -> None:
         """Add the shares of all groups up: one sum over the ranks."""
-        whole = self.share.clone()
-        self.parallel.sum_over_groups(whole)
-        self.vector.copy_(whole)
+        self.whole.copy_(self.share)
+        self.parallel.sum_over_groups(self.whole)
+        self.vector.copy_(self.whole)
         self.parallel.send(self.lead, [self.counters])
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), "weights": self.whole}
 
     def changing(self) -> dict[str, Tensor]:
         return {**self.state(), "share": self.share}

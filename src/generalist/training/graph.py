@@ -42,6 +42,10 @@ def why_not_graph(
         return "train.last_batch is keep, so batches differ in size"
     if parallel is not None and parallel.sync is not None:
         return "BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"
+    varied = any(len(learner.objective.variants) > 1 for learner in learners)
+    if parallel is not None and parallel.groups > 1 and job.mixing.counters == "truncate" and varied:
+        # Recording runs a few iterations more, on the ranks that record: others would not answer their sums.
+        return "groups of learners add counters up at each step (mixing.counters), and an objective has variants"
     return f"objective {fixed[0]!r} cannot be recorded" if fixed else None
 
 
@@ -114,8 +118,9 @@ class GraphEngine(EagerEngine):
                 self._whole_iteration()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Sums over ranks are watched by a thread of NCCL's, whose questions to the device are no part of the recording.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local" if self.parallel.ranks > 1 else "global"):
+        # What ranks send is watched by a thread of NCCL's, whose questions to the device are no part of the recording.
+        several = self.parallel.group.world > 1
+        with torch.cuda.graph(graph, capture_error_mode="thread_local" if several else "global"):
             self._whole_iteration()
         for key, tensor in self._state().items():
             if key in before:

@@ -366,7 +366,7 @@ class Trainer:
         values = self._checked(checkpoints.Values.parse(found.values))
         sums = checkpoints.under("sums.", found.tensors)
         checkpoints.restore(self.live_tensors(), checkpoints.under("live.", found.tensors))
-        self.global_learner.divide()
+        self.global_learner.restored()
         for learner in self.learners:
             learner.objective.load_state_dict(checkpoints.under(f"objective.{learner.name}.", found.tensors))
         for name, total in sums.items():

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from generalist.core.distributed import Group, answering
 from generalist.core.errors import RecipeError
@@ -140,15 +139,16 @@ def cost(learner: LearnerOptions) -> float:
 
 
 def _process_groups(options: ParallelOptions, group: Group, groups: int, ranks: int) -> tuple[Any, Any]:
-    """(the ranks that hold the same part of each batch, those that have the same learners), by a DeviceMesh."""
+    """(the ranks that hold the same part of each batch, those that have the same learners)."""
     if group.world == 1:
         return None, None
-    grid = torch.arange(group.world).reshape(groups, ranks)
-    wait = {"timeout": timedelta(seconds=options.timeout)}  # a DeviceMesh would give its groups PyTorch's half hour
-    with answering():
-        across, _ = dist.new_subgroups_by_enumeration(grid.T.tolist(), **wait)  # type: ignore[no-untyped-call]
-        within, _ = dist.new_subgroups_by_enumeration(grid.tolist(), **wait)  # type: ignore[no-untyped-call]
-        mesh = DeviceMesh.from_group(
-            [across, within], group.device.type, mesh=grid, mesh_dim_names=("learners", "data")
-        )
-    return mesh.get_group("learners"), mesh.get_group("data")
+    key = (groups, ranks, options.timeout)
+    if key not in group.parts:
+        grid = torch.arange(group.world).reshape(groups, ranks)
+        wait = {"timeout": timedelta(seconds=options.timeout)}  # a DeviceMesh would give its groups PyTorch's half hour
+        with answering():
+            across, _ = dist.new_subgroups_by_enumeration(grid.T.tolist(), **wait)  # type: ignore[no-untyped-call]
+            within, _ = dist.new_subgroups_by_enumeration(grid.tolist(), **wait)  # type: ignore[no-untyped-call]
+        group.parts[key] = across, within
+    across, within = group.parts[key]
+    return across, within

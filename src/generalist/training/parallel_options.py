@@ -17,7 +17,7 @@ class ParallelOptions(Options):
 
     layout: Literal["auto", "data", "learners", "both"] = "auto"
     """`data`: every rank has its part of each batch, and gradients are summed. `learners`: every rank has learners of
-    its own and whole batches; nothing travels within an epoch. `both`: groups of ranks, each with learners of its
+    its own and whole batches; no weights travel within an epoch. `both`: groups of ranks, each with learners of its
     own, in which batches are divided. `auto`: what takes least by the number of passes that each learner makes; of
     equals, what sends least."""
 
