@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sweep_helpers import read_rows, start_worker, wait_until, work, write_sweep
 
+from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.sweep import trials
 from generalist.sweep.definition import load_sweep
@@ -39,7 +40,7 @@ def test_a_killed_workers_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     assert [row.state for row in read_rows(path, out)] == ["complete", "running"]
     done = len(second.read_metrics())
 
-    class EnoughError(Exception):
+    class EnoughError(GeneralistError):
         pass
 
     seen: list[int] = []

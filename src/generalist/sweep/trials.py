@@ -240,10 +240,10 @@ def fail(shared: Shared, claimed: Claim, reason: str) -> None:
     _end(shared, claimed, {ERROR: " ".join(reason.split())[:500]}, state="FAIL")
 
 
-def free(shared: Shared, claimed: Claim) -> None:
-    """This worker stops before the end: another one may go on, if none does already."""
+def free(shared: Shared, claimed: Claim, *, lost: bool = False) -> None:
+    """This worker stops before the end: another one may go on, if none does already. `lost`: it counts as a death."""
     with suppress(TakenOverError):
-        _end(shared, claimed, {FREED: True}, state="FAIL")
+        _end(shared, claimed, {} if lost else {FREED: True}, state="FAIL")
 
 
 def _end(shared: Shared, claimed: Claim, about: Mapping[str, Any], **outcome: Any) -> None:

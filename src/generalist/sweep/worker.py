@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from generalist import api
-from generalist.core.errors import DivergedError, InterruptedRunError, RecipeError, SweepError
+from generalist.core.errors import DivergedError, GeneralistError, InterruptedRunError, RecipeError, SweepError
 from generalist.core.files import write_text
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe
@@ -108,9 +108,11 @@ class Worker:
             self.say(f"trial {claimed.number}: {ending}")
             with self._telling():
                 trials.prune(self.shared, claimed, epoch=ending.epoch)
-        except BaseException:
+        except BaseException as error:
+            # What the user can mend or has asked for is no death; anything else may be the trial's own doing.
+            crashed = isinstance(error, Exception) and not isinstance(error, GeneralistError | OSError)
             with self._telling():
-                trials.free(self.shared, claimed)
+                trials.free(self.shared, claimed, lost=crashed)
             raise
 
     def _train(self, claimed: Claim) -> None:
@@ -179,7 +181,7 @@ class Worker:
                 try:
                     self.shared.storage.record_heartbeat(claimed.attempt)
                 except Exception as error:  # a database that is away for a moment must not end a training
-                    self.say(f"warning: no sign of life could be recorded: {str(error).splitlines()[0][:200]}")
+                    self.say(f"warning: no sign of life could be recorded: {' '.join(str(error).split())[:200]}")
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
