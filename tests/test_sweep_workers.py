@@ -143,6 +143,25 @@ def test_a_directory_without_a_run_is_cleared_and_one_with_weights_is_not(tmp_pa
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
 
 
+def test_a_trial_whose_checkpoints_are_all_damaged_begins_anew(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, search={LR: {"values": [0.1]}}, set={"train.checkpoint_epochs": 1})
+
+    def stop_late(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(path, tmp_path / "out", listener=Listener(epoch=stop_late))
+    folder = tmp_path / "out/trials/0000"
+    for file in RunDirectory(folder).checkpoints.iterdir():
+        file.write_bytes(b"half")
+    seen: list[int] = []
+    work(path, tmp_path / "out", listener=Listener(epoch=lambda record: seen.append(record["epoch"])))
+    assert seen == [1, 2]
+    assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
+    assert (tmp_path / "out/trials/0000-damaged/recipe.yaml").is_file()
+
+
 def test_finished_runs_count_where_the_database_was_lost(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, search={LR: {"values": [0.1]}}, set={"train.epochs": 1})
     work(path, tmp_path / "out")

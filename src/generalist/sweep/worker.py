@@ -15,15 +15,23 @@ from typing import Any
 import torch
 
 from generalist import api
-from generalist.core.errors import DivergedError, GeneralistError, InterruptedRunError, RecipeError, SweepError
-from generalist.core.files import write_text
-from generalist.core.run import RunDirectory
+from generalist.core.errors import (
+    DivergedError,
+    GeneralistError,
+    InterruptedRunError,
+    RecipeError,
+    RunError,
+    SweepError,
+)
+from generalist.core.files import clear_write_errors, write_text
+from generalist.core.run import RunDirectory, next_free
 from generalist.recipe import Recipe
 from generalist.sweep import trials
 from generalist.sweep.definition import Sweep, describe
 from generalist.sweep.measurements import final_measurements, measurements, train_seconds
 from generalist.sweep.storage import Place, Shared, clear_storage_errors, open_shared, optuna_module
 from generalist.sweep.trials import Claim
+from generalist.training.checkpoint import load_newest
 from generalist.training.loop import Listener
 from generalist.training.signals import stop_requests
 
@@ -118,7 +126,7 @@ class Worker:
     def _train(self, claimed: Claim) -> None:
         sweep, folder = self.shared.sweep, trial_folder(self.shared.place.folder, claimed.number)
         recipe = sweep.recipe(claimed.choice)
-        resume = _resumable(folder)
+        resume = _resumable(folder, self.say)
         with self.listening(f"trial {claimed.number}") as listener:
             run = api.train(
                 recipe,
@@ -219,9 +227,21 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
         raise SweepError(f"{folder} has a folder `trials` that no sweep made; choose another --out")
 
 
-def _resumable(folder: Path) -> bool:
-    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away."""
-    if RunDirectory(folder).exists():
+def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
+    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away.
+
+    A run whose checkpoints are all damaged is set aside: it would refuse every worker, and none would get past it.
+    """
+    run = RunDirectory(folder)
+    if run.exists():
+        try:
+            load_newest(run, warn=lambda text: None)
+        except RunError as error:
+            aside = next_free(folder.parent, f"{folder.name}-damaged")
+            say(f"warning: {error}: begun anew, and what was there is now {aside}")
+            with clear_write_errors(aside):
+                folder.rename(aside)
+            return False
         return True
     if folder.is_dir() and not any(folder.rglob("*.safetensors")) and not any(folder.rglob("checkpoints/*")):
         shutil.rmtree(folder)
