@@ -19,7 +19,7 @@ from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
 from generalist.sweep import storage, trials
 from generalist.sweep.definition import checked_choices, load_sweep, shipped_sweeps
-from generalist.sweep.measurements import example_record, train_seconds
+from generalist.sweep.measurements import example_record, final_measurements, train_seconds
 from generalist.sweep.options import as_text
 from generalist.sweep.results import front, to_csv
 from generalist.sweep.trials import Row
@@ -256,6 +256,19 @@ def test_the_example_names_what_runs_really_log(tmp_path: Path) -> None:
 def test_training_time_counts_every_step_once() -> None:
     records = [{"step": 10, "images_per_second": 100.0}, {"step": 30, "images_per_second": 50.0}]
     assert train_seconds(records, batch_size=5) == 10 * 5 / 100 + 20 * 5 / 50
+
+
+def test_the_time_of_a_recipe_with_stages_is_that_of_all(tmp_path: Path) -> None:
+    stages = [{"name": "one", "change": {"train": {"batch_size": 10}}}, {"name": "two"}]
+    recipe = load_recipe("digits-d", overrides=["train.batch_size=20", f"stages={json.dumps(stages)}"])
+    run = RunDirectory(tmp_path)
+    validation = {"accuracy": {"global": {"natural": 0.9}}, "ensemble": 0.9, "drift": 0.0, "mixing_gap": 0.0}
+    record = {"epoch": 1, "step": 6, "images_per_second": 4.0, "best_epoch": 1, "validation": validation}
+    for part in (run, run.stage("one")):
+        part.path.mkdir(parents=True, exist_ok=True)
+        part.metrics.write_text(json.dumps(record) + "\n")
+    found = final_measurements(run, recipe, epoch="best")
+    assert found["train_seconds"] == 6 * 10 / 4 + 6 * 20 / 4
 
 
 # -- from end to end --------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class Worker:
                 trust_code=sweep.trust_code,
                 listener=self._watched(listener, claimed, recipe, folder),
             )
-        found = final_measurements(run, epoch=sweep.options.epoch, batch_size=recipe.train.batch_size)
+        found = final_measurements(run, recipe, epoch=sweep.options.epoch, trust_code=sweep.trust_code)
         values = [expression.value(found) for expression in sweep.objectives]
         if not all(math.isfinite(value) for value in values):
             with self._telling():
