@@ -73,6 +73,22 @@ def test_a_trial_of_a_living_worker_is_left_alone(tmp_path: Path) -> None:
     assert [row.losses for row in trials.rows(shared)] == [1, 0]
 
 
+def test_a_living_worker_with_another_folder_is_left_alone(tmp_path: Path) -> None:
+    """The lock file of a worker that stopped earlier does not say that the one now at its trial is dead."""
+    sweep = load_sweep(write_sweep(tmp_path, search={LR: {"values": [0.1]}}))
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    one, two = (open_shared(sweep, choose_place(url, tmp_path / name)) for name in ("one", "two"))
+    first = trials.claim(one)
+    assert first is not None
+    trials.free(one, first)
+    first.hold.close()
+    lock = trials.lock_file(tmp_path / "one", 0)
+    lock.write_text(f"{lock.read_text()}0")  # the two have one process in this test
+    assert trials.claim(two) is not None
+    assert trials.claim(one) is None
+    assert [(row.state, row.losses) for row in trials.rows(one)] == [("running", 0)]
+
+
 def test_a_worker_elsewhere_is_dead_when_its_heart_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock file tells of a worker on another machine, only its signs of life do."""
     settings: dict[str, Any] = {"search": {LR: {"values": [0.1]}}, "heartbeat": 1}
