@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +409,17 @@ def test_a_trial_that_always_raises_does_not_hold_up_the_others(
 @pytest.mark.parametrize("name", ["what?", "a%20b", "100%"])
 def test_the_database_lies_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
     assert storage.choose_place(None, tmp_path / name).file == tmp_path / name / "sweep.db"
+
+
+def test_a_database_of_another_optuna_is_refused_in_a_line(tmp_path: Path) -> None:
+    place = storage.choose_place(None, tmp_path / "out")
+    sweep = load_sweep(write_sweep(tmp_path))
+    storage.open_shared(sweep, place)
+    with closing(sqlite3.connect(tmp_path / "out/sweep.db")) as database:
+        database.execute("update alembic_version set version_num = 'v99.0.0'")
+        database.commit()
+    with pytest.raises(SweepError, match="no longer compatible"):
+        storage.open_shared(sweep, place)
 
 
 def test_a_stopped_trial_goes_on_where_it_was(tmp_path: Path) -> None:

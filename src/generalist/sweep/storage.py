@@ -171,12 +171,15 @@ def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
     with clear_storage_errors(place):
         lock = Lock(place)
         with lock():  # two workers that make the tables at once would trip over one another
-            storage = optuna.storages.RDBStorage(
-                place.url,
-                engine_kwargs={"connect_args": {"timeout": 60}} if place.file else {"pool_pre_ping": True},
-                heartbeat_interval=sweep.options.heartbeat,
-                grace_period=MISSES * sweep.options.heartbeat,
-            )
+            try:
+                storage = optuna.storages.RDBStorage(
+                    place.url,
+                    engine_kwargs={"connect_args": {"timeout": 60}} if place.file else {"pool_pre_ping": True},
+                    heartbeat_interval=sweep.options.heartbeat,
+                    grace_period=MISSES * sweep.options.heartbeat,
+                )
+            except RuntimeError as error:  # tables of another version of Optuna
+                raise SweepError(f"the database {place.shown}: {' '.join(str(error).split())}") from error
             return Shared(sweep, place, _study(sweep, storage, create=create), storage, lock)
 
 
