@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from sweep_helpers import wait_until
 
 from generalist import api, train
 from generalist.core.errors import DataError, RecipeError
@@ -130,6 +136,23 @@ def test_what_was_found_is_remembered_until_a_file_changes(
     assert len(load_folder(root, **{**settings, "cache": blocked})[0]) == 16
 
 
+def test_what_the_system_refuses_is_no_damage(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image left out for a missing permission would stay out, remembered, when the permission is there."""
+    original = Image.open
+
+    def refuse(path: Path, **how: Any) -> Image.Image:
+        if path.name == "3.png":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path, **how)
+
+    cache = tmp_path / "memory"
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", refuse)
+        with pytest.raises(DataError, match=r"3\.png: Permission denied"):
+            load_folder(root, resolution=16, corrupt="skip", cache=cache)
+    assert len(load_folder(root, resolution=16, corrupt="skip", cache=cache)[0]) == 16
+
+
 def test_a_folder_of_nothing_but_damage_is_refused(root: Path) -> None:
     for path in (root / "train").rglob("*.*"):
         path.write_bytes(b"")
@@ -190,6 +213,64 @@ def test_processes_decode_as_threads_do(root: Path) -> None:
             list(iterate(processes, batches))
     finally:
         processes.decoder.pool.shutdown()
+
+
+PARENT = """
+import signal, sys
+from pathlib import Path
+import torch
+from generalist.data.folder import load_folder
+
+if __name__ == "__main__":
+    images, _ = load_folder(Path(sys.argv[1]), resolution=16, workers=1, decoder="processes")
+    images.batch(torch.tensor([0]))
+    signal.signal(signal.SIGINT, lambda *_: None)  # as training, which finishes its iteration first
+    print(*images.decoder.pool._processes, flush=True)
+    sys.stdin.readline()
+    print(len(images.batch(torch.tensor([0, 1, 2])).x), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+@pytest.mark.slow  # every process imports PyTorch
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
+def test_processes_outlive_a_ctrl_c_and_not_their_parent(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdin is not None and parent.stdout is not None
+    workers: list[int] = []
+    try:
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert workers
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does, to the whole group
+        time.sleep(0.5)
+        assert all(map(running, workers))
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        assert parent.stdout.readline() == "3\n"
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not any(map(running, workers)), seconds=20)
+    finally:
+        parent.kill()
+        parent.wait()
+        for worker in filter(running, workers):
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_only_the_samples_asked_for_are_decoded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

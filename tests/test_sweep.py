@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from cli_helpers import run_main
 from sweep_helpers import TINY, read_rows, work, write_sweep
 
 from generalist.core.errors import DivergedError, GeneralistError, SweepError
+from generalist.core.plain_yaml import load_yaml
 from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
 from generalist.sweep import storage, trials
 from generalist.sweep.definition import checked_choices, load_sweep, shipped_sweeps
-from generalist.sweep.measurements import example_record, train_seconds
+from generalist.sweep.measurements import example_record, final_measurements, train_seconds
+from generalist.sweep.options import as_text
 from generalist.sweep.results import front, to_csv
 from generalist.sweep.trials import Row
 from generalist.training.loop import Listener
@@ -84,6 +88,22 @@ def test_random_choices_are_a_function_of_seed_and_number(tmp_path: Path) -> Non
     sweep.recipe(choices[7])
 
 
+def test_long_lists_and_long_ranges(tmp_path: Path) -> None:
+    """All values of a list are checked; a range with more points than are listed keeps to its step."""
+    path = write_sweep(tmp_path, search={"train.seed": {"values": list(range(1001))}}, method="random", trials=2)
+    assert len(list(checked_choices(load_sweep(path).options))) == 1001
+    search = {"train.seed": {"low": 1, "high": 1_000_001, "step": 4, "integer": True}}
+    sweep = load_sweep(write_sweep(tmp_path, search=search, method="random", trials=20))
+    seeds = [sweep.choice(number)["train.seed"] for number in range(20)]
+    assert all(isinstance(seed, int) and 1 <= seed <= 1_000_001 and seed % 4 == 1 for seed in seeds)
+    assert len(set(seeds)) > 15
+
+
+@pytest.mark.parametrize("text", ["\N{GRINNING FACE}", "gr\u00fcn \u2028 \x85 \x7f", '"\\ud83d\\ude00\n'])
+def test_texts_are_read_as_they_were_written(text: str) -> None:
+    assert load_yaml(as_text({text: [text]}), "test") == json.loads(as_text({text: [text]})) == {text: [text]}
+
+
 def test_variants_change_several_fields_together(tmp_path: Path) -> None:
     variants = {"small": {"train.batch_size": 16, LR: 0.01}, "usual": {}}
     sweep = load_sweep(write_sweep(tmp_path, search={"size": {"variants": variants}}))
@@ -125,6 +145,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"search": {LR: {"low": 0, "high": 0.1, "log": True}}, "method": "random", "trials": 2}, "begins above 0"),
     ({"search": {LR: {"low": 0.1, "high": 1, "log": True, "step": 0.1}}, "method": "tpe", "trials": 2}, "exclude"),
     ({"search": {LR: {"low": 0.5, "high": 2, "integer": True}}, "method": "tpe", "trials": 2}, "whole numbers"),
+    ({"search": {LR: {"low": 1, "high": 1e308, "step": 1e-300}}, "method": "tpe", "trials": 2}, "is too wide"),
     ({"search": {LR: {"values": [0.1], "log": True}}}, "go with `low` and `high`"),
     ({"search": {LR: {"values": [0.1], "variants": {"a": {}}}}}, "one of the three"),
     ({"search": {LR: {"value": [0.1]}}}, "unknown field; the fields are high"),
@@ -239,6 +260,19 @@ def test_training_time_counts_every_step_once() -> None:
     assert train_seconds(records, batch_size=5) == 10 * 5 / 100 + 20 * 5 / 50
 
 
+def test_the_time_of_a_recipe_with_stages_is_that_of_all(tmp_path: Path) -> None:
+    stages = [{"name": "one", "change": {"train": {"batch_size": 10}}}, {"name": "two"}]
+    recipe = load_recipe("digits-d", overrides=["train.batch_size=20", f"stages={json.dumps(stages)}"])
+    run = RunDirectory(tmp_path)
+    validation = {"accuracy": {"global": {"natural": 0.9}}, "ensemble": 0.9, "drift": 0.0, "mixing_gap": 0.0}
+    record = {"epoch": 1, "step": 6, "images_per_second": 4.0, "best_epoch": 1, "validation": validation}
+    for part in (run, run.stage("one")):
+        part.path.mkdir(parents=True, exist_ok=True)
+        part.metrics.write_text(json.dumps(record) + "\n")
+    found = final_measurements(run, recipe, epoch="best")
+    assert found["train_seconds"] == 6 * 10 / 4 + 6 * 20 / 4
+
+
 # -- from end to end --------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +383,43 @@ def test_what_is_not_the_trials_fault_stops_the_worker_and_frees_the_trial(
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["waiting"]
     work(path, tmp_path / "out")
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"] * 4
+
+
+def test_a_trial_that_always_raises_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes first, being an older one: without an end to it no worker would ever come to the next."""
+    from generalist import api
+
+    path, train = write_sweep(tmp_path, search={LR: {"values": [0.1, 0.05]}}, set={"train.epochs": 1}), api.train
+
+    def train_or_raise(recipe: Any, **options: Any) -> RunDirectory:
+        if recipe.learners[0].optimizer.lr == 0.1:
+            raise ImportError("no module named 'extra'")
+        return train(recipe, **options)
+
+    monkeypatch.setattr(api, "train", train_or_raise)
+    for _ in range(trials.MAX_LOSSES):
+        with pytest.raises(ImportError, match="extra"):  # as it is, and not as what the database lacks
+            work(path, tmp_path / "out")
+    work(path, tmp_path / "out")
+    assert [row.state for row in read_rows(path, tmp_path / "out")] == ["failed", "complete"]
+
+
+@pytest.mark.parametrize("name", ["what?", "a%20b", "100%"])
+def test_the_database_lies_in_the_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    assert storage.choose_place(None, tmp_path / name).file == tmp_path / name / "sweep.db"
+
+
+def test_a_database_of_another_optuna_is_refused_in_a_line(tmp_path: Path) -> None:
+    place = storage.choose_place(None, tmp_path / "out")
+    sweep = load_sweep(write_sweep(tmp_path))
+    storage.open_shared(sweep, place)
+    with closing(sqlite3.connect(tmp_path / "out/sweep.db")) as database:
+        database.execute("update alembic_version set version_num = 'v99.0.0'")
+        database.commit()
+    with pytest.raises(SweepError, match="no longer compatible"):
+        storage.open_shared(sweep, place)
 
 
 def test_a_stopped_trial_goes_on_where_it_was(tmp_path: Path) -> None:

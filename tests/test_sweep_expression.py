@@ -43,7 +43,9 @@ def test_what_is_written_is_what_is_computed(text: str, value: float) -> None:
     assert parse_expression(text).value(RECORD) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["natural / zero", "1 / (linf - linf)", "gone", "gone + natural"])
+@pytest.mark.parametrize(
+    "text", ["natural / zero", "1 / (linf - linf)", "gone", "gone + natural", "min(gone, l2)", "max(l2, gone)"]
+)
 def test_what_cannot_be_computed_is_nan(text: str) -> None:
     assert math.isnan(parse_expression(text).value(RECORD))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sweep_helpers import read_rows, start_worker, wait_until, work, write_sweep
 
+from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.sweep import trials
 from generalist.sweep.definition import load_sweep
@@ -39,7 +40,7 @@ def test_a_killed_workers_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> N
     assert [row.state for row in read_rows(path, out)] == ["complete", "running"]
     done = len(second.read_metrics())
 
-    class EnoughError(Exception):
+    class EnoughError(GeneralistError):
         pass
 
     seen: list[int] = []
@@ -70,6 +71,22 @@ def test_a_trial_of_a_living_worker_is_left_alone(tmp_path: Path) -> None:
     again = trials.claim(shared)
     assert again is not None and (again.number, again.choice) == (0, mine.choice)
     assert [row.losses for row in trials.rows(shared)] == [1, 0]
+
+
+def test_a_living_worker_with_another_folder_is_left_alone(tmp_path: Path) -> None:
+    """The lock file of a worker that stopped earlier does not say that the one now at its trial is dead."""
+    sweep = load_sweep(write_sweep(tmp_path, search={LR: {"values": [0.1]}}))
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    one, two = (open_shared(sweep, choose_place(url, tmp_path / name)) for name in ("one", "two"))
+    first = trials.claim(one)
+    assert first is not None
+    trials.free(one, first)
+    first.hold.close()
+    lock = trials.lock_file(tmp_path / "one", 0)
+    lock.write_text(f"{lock.read_text()}0")  # the two have one process in this test
+    assert trials.claim(two) is not None
+    assert trials.claim(one) is None
+    assert [(row.state, row.losses) for row in trials.rows(one)] == [("running", 0)]
 
 
 def test_a_worker_elsewhere_is_dead_when_its_heart_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +157,25 @@ def test_a_directory_without_a_run_is_cleared_and_one_with_weights_is_not(tmp_pa
     (tmp_path / "out/fingerprint").write_text((tmp_path / "first/fingerprint").read_text())
     work(path, tmp_path / "out")
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
+
+
+def test_a_trial_whose_checkpoints_are_all_damaged_begins_anew(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, search={LR: {"values": [0.1]}}, set={"train.checkpoint_epochs": 1})
+
+    def stop_late(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(path, tmp_path / "out", listener=Listener(epoch=stop_late))
+    folder = tmp_path / "out/trials/0000"
+    for file in RunDirectory(folder).checkpoints.iterdir():
+        file.write_bytes(b"half")
+    seen: list[int] = []
+    work(path, tmp_path / "out", listener=Listener(epoch=lambda record: seen.append(record["epoch"])))
+    assert seen == [1, 2]
+    assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
+    assert (tmp_path / "out/trials/0000-damaged/recipe.yaml").is_file()
 
 
 def test_finished_runs_count_where_the_database_was_lost(tmp_path: Path) -> None:

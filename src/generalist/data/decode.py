@@ -6,9 +6,11 @@ enough for a few thousand images a second; processes have no lock to share, at t
 
 from __future__ import annotations
 
+import errno
 import math
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -53,7 +55,9 @@ class Decoder:
         self.pool: Executor = (
             ThreadPoolExecutor(workers, thread_name_prefix="decode")
             if kind == "threads"
-            else ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+            else ProcessPoolExecutor(
+                workers, mp_context=multiprocessing.get_context("spawn"), initializer=_live_as_long_as_the_parent
+            )
         )
 
     def __call__(self, jobs: Sequence[Job], *, resolution: int) -> list[tuple[Pixels, Box]]:
@@ -87,6 +91,23 @@ def default_workers() -> int:
     return max(1, min(16, (cores or 1) // max(1, beside)))
 
 
+def _live_as_long_as_the_parent() -> None:
+    """In a process of the pool: no shorter, and no longer.
+
+    Ctrl-C and torchrun signal a whole process group; the parent answers with a checkpoint and still needs images for
+    it. Its death would go unnoticed: every worker holds both ends of the pipe that it waits at.
+    """
+    os.setpgid(0, 0)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a pool calls this"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="follow-parent", daemon=True).start()
+
+
 def _decode_all(jobs: Sequence[Job], resolution: int) -> list[tuple[Pixels, Box]]:
     return [decode(job.path, crop=job.crop, mirrored=job.mirrored, resolution=resolution) for job in jobs]
 
@@ -96,13 +117,18 @@ def _check_all(files: Sequence[Path]) -> list[str | None]:
 
 
 def problem_of(path: Path) -> str | None:
-    """Why the file is no whole image; None where it is one."""
+    """Why the file is no whole image; None where it is one.
+
+    What the system refuses (a permission, too many open files) says nothing of the file, and must not be remembered.
+    """
     try:
         with Image.open(path, formats=FORMATS) as image:
             _check_size(image, path)
             image.draft(None, (64, 64))  # a JPEG's coefficients are still read to the end, at an eighth of the work
             to_eight_bits(image, str(path)).convert("RGB")
     except Exception as error:  # pillow's decoders fail in many ways on a damaged file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a damaged TIFF seeks before 0
+            raise DataError(f"cannot read {path}: {error.strerror}: mend that first, the image may be whole") from error
         return " ".join(str(error).replace(str(path), path.name).split())[:200] or type(error).__name__
     return None
 

@@ -93,6 +93,9 @@ def _drawn(space: SearchOptions, draw: float) -> str | float | int:
         return choices[int(draw * len(choices))]
     assert space.low is not None and space.high is not None, "whoever has no choices is a range"
     low, high = space.low, space.high
+    if space.step is not None:  # more points than are listed
+        value = low + int(draw * space.points(space.step)) * space.step
+        return round(value) if space.integer else value
     value = low * math.pow(high / low, draw) if space.log else low + (high - low) * draw
     return round(value) if space.integer else value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,14 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
+
+
+def _or_nan(choose: Callable[[Sequence[float]], float]) -> Callable[..., float]:
+    """Python's min and max pass over a nan or not, by its place."""
+    return lambda *values: math.nan if any(map(math.isnan, values)) else choose(values)
+
+
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": _or_nan(min), "max": _or_nan(max)}
 
 Path = tuple[str, ...]
 

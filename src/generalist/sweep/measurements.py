@@ -56,15 +56,23 @@ def example_record(recipe: Recipe, *, trust_code: bool = False) -> dict[str, Any
     return measurements(record, train_seconds=1.0)
 
 
-def final_measurements(run: RunDirectory, *, epoch: Literal["best", "last"], batch_size: int) -> dict[str, Any]:
-    """Those of a finished run: of the epoch whose model it keeps as the best, or of the last one."""
+def final_measurements(
+    run: RunDirectory, recipe: Recipe, *, epoch: Literal["best", "last"], trust_code: bool = False
+) -> dict[str, Any]:
+    """Those of a finished run: of the epoch whose model it keeps as the best, or of the last one.
+
+    The accuracies are those of the last stage; the seconds are those of all.
+    """
     records = run.read_metrics()
     validated = [record for record in records if "validation" in record]
     if not validated:
         raise SweepError(f"{run.path} has no validation in its metrics.jsonl: remove the directory and start again")
     wanted = validated[-1]["best_epoch" if epoch == "best" else "epoch"]
     chosen = next(record for record in reversed(validated) if record["epoch"] == wanted)
-    return measurements(chosen, train_seconds=train_seconds(records, batch_size=batch_size))
+    parts = [(run.stage(stage.name), stage_recipe(recipe, stage, trust_code=trust_code)) for stage in recipe.stages]
+    parts = [*parts[:-1], (run, parts[-1][1] if parts else recipe)]  # the last stage is the run itself
+    seconds = [train_seconds(part.read_metrics(), batch_size=own.train.batch_size) for part, own in parts]
+    return measurements(chosen, train_seconds=round(sum(seconds), 2))
 
 
 def train_seconds(records: Sequence[Mapping[str, Any]], *, batch_size: int) -> float:

@@ -63,6 +63,8 @@ class SearchOptions(Options):
     def _check_range(self) -> None:
         if self.low is None or self.high is None or self.low >= self.high:
             raise ValueError("a range needs `low` and `high`, `low` below `high`")
+        if not math.isfinite((self.high - self.low) / (self.step or 1.0)):
+            raise ValueError(f"a range from {self.low:g} to {self.high:g} is too wide, or its `step` too small")
         if self.log and self.low <= 0:
             raise ValueError(f"a logarithmic range begins above 0, not at {self.low:g}")
         if self.log and self.step is not None:
@@ -81,16 +83,20 @@ class SearchOptions(Options):
         if step is None:
             return None
         assert self.low is not None and self.high is not None, "checked above"
-        count = math.floor((self.high - self.low) / step + 1e-9) + 1
-        if count > MAX_COMBINATIONS:
+        if (self.high - self.low) / step + 1e-9 >= MAX_COMBINATIONS:
             return None
-        points = [round(self.low + number * step, 12) for number in range(count)]
+        points = [round(self.low + number * step, 12) for number in range(self.points(step))]
         return [as_text(int(point) if self.integer else point) for point in points]
+
+    def points(self, step: float) -> int:
+        """How many of low, low + step, low + 2 step, ... lie in the range."""
+        assert self.low is not None and self.high is not None, "only a range has steps"
+        return math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def ends(self) -> list[str]:
         """Texts whose recipes are checked before anything runs: every choice, or both ends of the range."""
         found = self.choices()
-        if found is not None and len(found) <= 1000:
+        if found is not None and (self.low is None or len(found) <= 1000):
             return found
         assert self.low is not None and self.high is not None, "only a range is too long to list"
         return [as_text(int(end) if self.integer else end) for end in (self.low, self.high)]
@@ -233,9 +239,11 @@ class SweepOptions(Options):
 def as_text(value: Any) -> str:
     """A value as one line of JSON, which YAML reads as the same value."""
     try:
-        return json.dumps(value, allow_nan=False, sort_keys=True)
+        text = json.dumps(value, allow_nan=False, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         raise ValueError(f"{str(value)[:40]!r} is no plain value of a recipe") from None
+    # Beyond 16 bits JSON escapes a character as two halves, which YAML does not join: it stays as it is.
+    return "".join(c if " " <= c <= "~" or c > "\uffff" else f"\\u{ord(c):04x}" for c in text)
 
 
 def _checked(text: str) -> None:

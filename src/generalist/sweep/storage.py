@@ -72,7 +72,8 @@ def choose_place(storage: str | None, folder: Path) -> Place:
     import sqlalchemy
 
     if storage is None:
-        return Place(f"sqlite:///{folder / 'sweep.db'}", folder)
+        # Put together by SQLAlchemy, to which a ? or % of a folder's name means something else.
+        return Place(sqlalchemy.URL.create("sqlite", database=str(folder / "sweep.db")).render_as_string(), folder)
     remedy = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
     try:
         url = sqlalchemy.make_url(storage)
@@ -99,7 +100,9 @@ def clear_storage_errors(place: Place) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
         text = str(getattr(cause, "orig", None) or cause or error).strip().split("\n")[0]
         raise SweepError(f"the database {place.shown} does not answer as it should: {text[:300]}") from error
-    except ImportError:
+    except ImportError as error:
+        if "psycopg" not in str(error):
+            raise  # of something that a trial needs
         raise SweepError(
             "PostgreSQL needs psycopg: pip install 'generalist-at[sweep]' (or use SQLite: leave --storage out)"
         ) from None
@@ -168,12 +171,15 @@ def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
     with clear_storage_errors(place):
         lock = Lock(place)
         with lock():  # two workers that make the tables at once would trip over one another
-            storage = optuna.storages.RDBStorage(
-                place.url,
-                engine_kwargs={"connect_args": {"timeout": 60}} if place.file else {"pool_pre_ping": True},
-                heartbeat_interval=sweep.options.heartbeat,
-                grace_period=MISSES * sweep.options.heartbeat,
-            )
+            try:
+                storage = optuna.storages.RDBStorage(
+                    place.url,
+                    engine_kwargs={"connect_args": {"timeout": 60}} if place.file else {"pool_pre_ping": True},
+                    heartbeat_interval=sweep.options.heartbeat,
+                    grace_period=MISSES * sweep.options.heartbeat,
+                )
+            except RuntimeError as error:  # tables of another version of Optuna
+                raise SweepError(f"the database {place.shown}: {' '.join(str(error).split())}") from error
             return Shared(sweep, place, _study(sweep, storage, create=create), storage, lock)
 
 

@@ -159,7 +159,7 @@ def _close_dead(shared: Shared) -> None:
     optuna.storages.fail_stale_trials(shared.study)
     for attempt in shared.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
         worker, number = attempt.user_attrs.get(WORKER), attempt.user_attrs.get(NUMBER)
-        if worker is None or (str(worker).startswith(f"{platform.node()}:") and _abandoned(shared, number)):
+        if worker is None or _abandoned(shared, number, str(worker)):
             shared.study.tell(attempt.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
 
 
@@ -240,10 +240,10 @@ def fail(shared: Shared, claimed: Claim, reason: str) -> None:
     _end(shared, claimed, {ERROR: " ".join(reason.split())[:500]}, state="FAIL")
 
 
-def free(shared: Shared, claimed: Claim) -> None:
-    """This worker stops before the end: another one may go on, if none does already."""
+def free(shared: Shared, claimed: Claim, *, lost: bool = False) -> None:
+    """This worker stops before the end: another one may go on, if none does already. `lost`: it counts as a death."""
     with suppress(TakenOverError):
-        _end(shared, claimed, {FREED: True}, state="FAIL")
+        _end(shared, claimed, {} if lost else {FREED: True}, state="FAIL")
 
 
 def _end(shared: Shared, claimed: Claim, about: Mapping[str, Any], **outcome: Any) -> None:
@@ -267,11 +267,20 @@ def lock_file(folder: Path, number: int) -> Path:
 
 
 def take_lock(folder: Path, number: int) -> IO[str] | None:
-    """A file locked for as long as it stays open: it tells others on this machine that the worker lives."""
+    """A file locked for as long as it stays open: it tells others on this machine that the worker lives, and which."""
     path = lock_file(folder, number)
     with clear_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("w")
+        stream = _locked(path)
+        if stream is not None:
+            stream.truncate(0)
+            stream.write(worker_name())
+            stream.flush()
+    return stream
+
+
+def _locked(path: Path) -> IO[str] | None:
+    stream = path.open("a")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -282,15 +291,22 @@ def take_lock(folder: Path, number: int) -> IO[str] | None:
 
 def _held(shared: Shared, number: int) -> bool:
     """Whether a worker of this machine is at the trial."""
-    if not lock_file(shared.place.folder, number).is_file():
+    path = lock_file(shared.place.folder, number)
+    if not path.is_file():
         return False
-    stream = take_lock(shared.place.folder, number)
+    with clear_write_errors(path):
+        stream = _locked(path)
     if stream is not None:
         stream.close()
     return stream is None
 
 
-def _abandoned(shared: Shared, number: Any) -> bool:
-    """Whether a worker of this machine left the trial: its lock file lies here, and nobody holds it."""
-    here = isinstance(number, int) and lock_file(shared.place.folder, number).is_file()
-    return here and not _held(shared, number)
+def _abandoned(shared: Shared, number: Any, worker: str) -> bool:
+    """Whether this worker of this machine left the trial: its own lock file lies here, and nobody holds it.
+
+    One of an earlier worker says nothing: the trial's present one may live here and have another folder.
+    """
+    if not isinstance(number, int) or not worker.startswith(f"{platform.node()}:"):
+        return False
+    path = lock_file(shared.place.folder, number)
+    return path.is_file() and path.read_text(errors="replace") == worker and not _held(shared, number)

@@ -15,15 +15,23 @@ from typing import Any
 import torch
 
 from generalist import api
-from generalist.core.errors import DivergedError, InterruptedRunError, RecipeError, SweepError
-from generalist.core.files import write_text
-from generalist.core.run import RunDirectory
+from generalist.core.errors import (
+    DivergedError,
+    GeneralistError,
+    InterruptedRunError,
+    RecipeError,
+    RunError,
+    SweepError,
+)
+from generalist.core.files import clear_write_errors, write_text
+from generalist.core.run import RunDirectory, next_free
 from generalist.recipe import Recipe
 from generalist.sweep import trials
 from generalist.sweep.definition import Sweep, describe
 from generalist.sweep.measurements import final_measurements, measurements, train_seconds
 from generalist.sweep.storage import Place, Shared, clear_storage_errors, open_shared, optuna_module
 from generalist.sweep.trials import Claim
+from generalist.training.checkpoint import load_newest
 from generalist.training.loop import Listener
 from generalist.training.signals import stop_requests
 
@@ -108,15 +116,17 @@ class Worker:
             self.say(f"trial {claimed.number}: {ending}")
             with self._telling():
                 trials.prune(self.shared, claimed, epoch=ending.epoch)
-        except BaseException:
+        except BaseException as error:
+            # What the user can mend or has asked for is no death; anything else may be the trial's own doing.
+            crashed = isinstance(error, Exception) and not isinstance(error, GeneralistError | OSError)
             with self._telling():
-                trials.free(self.shared, claimed)
+                trials.free(self.shared, claimed, lost=crashed)
             raise
 
     def _train(self, claimed: Claim) -> None:
         sweep, folder = self.shared.sweep, trial_folder(self.shared.place.folder, claimed.number)
         recipe = sweep.recipe(claimed.choice)
-        resume = _resumable(folder)
+        resume = _resumable(folder, self.say)
         with self.listening(f"trial {claimed.number}") as listener:
             run = api.train(
                 recipe,
@@ -126,7 +136,7 @@ class Worker:
                 trust_code=sweep.trust_code,
                 listener=self._watched(listener, claimed, recipe, folder),
             )
-        found = final_measurements(run, epoch=sweep.options.epoch, batch_size=recipe.train.batch_size)
+        found = final_measurements(run, recipe, epoch=sweep.options.epoch, trust_code=sweep.trust_code)
         values = [expression.value(found) for expression in sweep.objectives]
         if not all(math.isfinite(value) for value in values):
             with self._telling():
@@ -179,7 +189,7 @@ class Worker:
                 try:
                     self.shared.storage.record_heartbeat(claimed.attempt)
                 except Exception as error:  # a database that is away for a moment must not end a training
-                    self.say(f"warning: no sign of life could be recorded: {str(error).splitlines()[0][:200]}")
+                    self.say(f"warning: no sign of life could be recorded: {' '.join(str(error).split())[:200]}")
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
@@ -217,9 +227,21 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
         raise SweepError(f"{folder} has a folder `trials` that no sweep made; choose another --out")
 
 
-def _resumable(folder: Path) -> bool:
-    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away."""
-    if RunDirectory(folder).exists():
+def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
+    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away.
+
+    A run whose checkpoints are all damaged is set aside: it would refuse every worker, and none would get past it.
+    """
+    run = RunDirectory(folder)
+    if run.exists():
+        try:
+            load_newest(run, warn=lambda text: None)
+        except RunError as error:
+            aside = next_free(folder.parent, f"{folder.name}-damaged")
+            say(f"warning: {error}: begun anew, and what was there is now {aside}")
+            with clear_write_errors(aside):
+                folder.rename(aside)
+            return False
         return True
     if folder.is_dir() and not any(folder.rglob("*.safetensors")) and not any(folder.rglob("checkpoints/*")):
         shutil.rmtree(folder)
