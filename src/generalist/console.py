@@ -78,6 +78,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def _say(text: str) -> None:
+    """On one line, however long: logs are searched by line."""
+    console.print(escape(text), soft_wrap=True)
+
+
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
@@ -85,7 +90,7 @@ def training_listener(label: str) -> Iterator[Listener]:
         yield Listener()
         return
     if not console.is_terminal:
-        yield Listener(say=lambda text: console.print(escape(text)), epoch=_print_epoch)
+        yield Listener(say=_say, epoch=_print_epoch)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
@@ -94,7 +99,7 @@ def training_listener(label: str) -> Iterator[Listener]:
         def advance(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        yield Listener(say=lambda text: console.print(escape(text)), iteration=advance, epoch=_print_epoch)
+        yield Listener(say=_say, iteration=advance, epoch=_print_epoch)
 
 
 def _print_epoch(record: dict[str, Any]) -> None:
