@@ -99,6 +99,10 @@ def evaluate(
             "trust_code": trust_code,
         }
         summary = _run(subject, arguments, quiet=as_json)
+    _print(summary, as_json=as_json)
+
+
+def _print(summary: dict[str, Any], *, as_json: bool) -> None:
     if not distributed.tells():
         return
     if as_json:
