@@ -38,6 +38,7 @@ def report(
         runs, out, figures=figures, formats=words, images=images, device=device, trust_code=trust_code
     )
     size = f"{written.size / 1e6:.2f} MB"
-    console.print(escape(f"page: {written.page}  ({written.runs} runs, {size})"), soft_wrap=True)
+    count = "1 run" if written.runs == 1 else f"{written.runs} runs"
+    console.print(escape(f"page: {written.page}  ({count}, {size})"), soft_wrap=True)
     if figures is not None:
         console.print(escape(f"figures: {len(written.figures)} files in {figures}"), soft_wrap=True)
