@@ -87,9 +87,30 @@ def test_a_rank_that_diverges_ends_the_job_with_one_line(tmp_path: Path) -> None
     args = arguments(tmp_path / "run", "learners.natural.optimizer.lr=1e30", "train.parallel.timeout=60")
     first, second = ranks(args)
     (_, quiet), (_, told) = first.communicate(timeout=120), second.communicate(timeout=120)
-    assert (first.returncode, second.returncode) == (2, 2)
+    assert (first.returncode, second.returncode) == (2, 2), quiet + told
     assert "error" not in quiet
     assert re.fullmatch(r"error: rank 1: learner 'natural': the (loss|weights).*", told.strip())
+
+
+def test_a_failed_job_ends_without_taking_down_its_connections() -> None:
+    program = """
+import atexit, os
+from generalist.console import clear_endings
+from generalist.core import distributed
+from generalist.core.errors import GeneralistError
+
+class Connection:
+    def __del__(self):
+        os.abort()
+
+connection = Connection()
+atexit.register(print, "files are closed")
+distributed._telling.teller = True
+with clear_endings():
+    raise GeneralistError("lost")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "files are closed\n", "error: lost\n")
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from generalist import api
-from generalist._version import __version__
 from generalist.cli_bench import bench_app
 from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
@@ -20,7 +19,7 @@ from generalist.cli_export import export
 from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
-from generalist.console import clear_endings, console, show_run, training_listener
+from generalist.console import clear_endings, console, print_version, show_run, training_listener
 from generalist.core import distributed
 from generalist.core.errors import GeneralistError
 from generalist.data import download
@@ -45,13 +44,7 @@ app.add_typer(bench_app, name="bench", context_settings=HELP)
 Root = Annotated[Path | None, typer.Option(help="Directory with the data [default: ~/.cache/generalist].")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        console.print(f"generalist {__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)]
+Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 
 
 @app.callback()

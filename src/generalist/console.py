@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import typer
@@ -44,6 +45,19 @@ def _complain(problem: object) -> None:
     errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)
 
 
+def _leave(code: int) -> NoReturn:
+    """End the process, at once where it belongs to a job that has failed.
+
+    The interpreter would take down connections to ranks that are gone, at which gloo was seen to hang and to abort.
+    """
+    if distributed.failed():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 @contextmanager
 def clear_endings() -> Iterator[None]:
     """The user's mistakes end in one line and their exit code; faults of ours in a traceback and 1."""
@@ -51,20 +65,20 @@ def clear_endings() -> Iterator[None]:
         yield
     except GeneralistError as error:
         _complain(error)
-        sys.exit(error.exit_code)
+        _leave(error.exit_code)
     except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
         _complain(error)
-        sys.exit(GeneralistError.exit_code)
+        _leave(GeneralistError.exit_code)
     except torch.OutOfMemoryError as error:
         # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
         figures = str(error).partition(" GPU ")[0]
         remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
         _complain(f"{figures} {remedy} on the device")
-        sys.exit(GeneralistError.exit_code)
+        _leave(GeneralistError.exit_code)
     except Exception:
         errors.print_exception()
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
-        sys.exit(1)
+        _leave(1)
 
 
 def print_version(wanted: bool) -> None:

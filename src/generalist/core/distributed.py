@@ -144,6 +144,11 @@ def complains() -> bool:
         return True
 
 
+def failed() -> bool:
+    """Whether the job that this process belongs to has."""
+    return _telling.teller is not None
+
+
 def label() -> str:
     """`rank N: ` where a failure is that rank's, else nothing."""
     return _telling.label
