@@ -6,12 +6,13 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from graph_stand_in import Recording, replace_cuda
 
 from generalist.core.errors import InterruptedRunError, RecipeError
 from generalist.core.run import RunDirectory
@@ -19,8 +20,10 @@ from generalist.data.options import load_splits
 from generalist.data.sets import Batch
 from generalist.objectives.base import LearnerView, Progress
 from generalist.recipe import load_recipe
+from generalist.tensors.sync_batchnorm import Synchroniser
 from generalist.training.graph import GraphEngine, why_not_graph
 from generalist.training.loop import Listener, Trainer
+from generalist.training.parallel import Parallel
 
 
 def trainer(path: Path, *overrides: str, device: str = "cuda", recipe: str = "digits-t", **more: Any) -> Trainer:
@@ -183,6 +186,42 @@ def test_run_resumes_under_the_other_engine(tmp_path: Path) -> None:
     assert (whole.global_learner.vector - other.global_learner.vector).abs().max() < 1e-9
 
 
+@pytest.fixture
+def nccl() -> Iterator[None]:
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_messages_between_gpus_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: None, compiled: str
+) -> None:
+    """The sums of gradients and of BatchNorm's statistics as NCCL sends them, in a job of one: none travels far."""
+    changes = ("train.engine=graph", "train.precision=fp64", f"train.compile={compiled}")
+    expected = run_steps(trainer(tmp_path / "alone", *changes), 20)
+    sent: list[torch.Tensor] = []
+    total, build = Parallel.total, Parallel.__init__
+
+    def count(parallel: Parallel, tensor: torch.Tensor) -> None:
+        sent.append(tensor)
+        total(parallel, tensor)
+
+    def build_synchronised(parallel: Parallel, *given: Any) -> None:
+        build(parallel, *given)
+        parallel.sync = Synchroniser(parallel.total)
+
+    monkeypatch.setattr(Parallel, "total", count)
+    monkeypatch.setattr(Parallel, "mean", count)
+    monkeypatch.setattr(Parallel, "__init__", build_synchronised)
+    instance = trainer(tmp_path / "sent", *changes)
+    assert isinstance(instance.engine, GraphEngine)
+    found = run_steps(instance, 20)
+    assert len(sent) > len(instance.learners)
+    assert (found - expected).abs().max() < 1e-9
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_memory_does_not_grow(tmp_path: Path, compiled: str) -> None:
@@ -211,38 +250,16 @@ def test_recording_on_a_gpu_leaves_no_trace(tmp_path: Path, compiled: str) -> No
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine._state().items())
 
 
-class _Recording:
-    """Stands in for a CUDA graph on a machine without one: replaying runs the iteration that was recorded."""
-
-    engine: GraphEngine
-
-    def replay(self) -> None:
-        self.engine._whole_iteration()
-
-
-class _Stream:
-    def wait_stream(self, other: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 @pytest.fixture
 def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", _Recording)
+    replace_cuda(monkeypatch.setattr)
 
 
 def graph_trainer(path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, recipe: str) -> Trainer:
     """A trainer with the graph engine on the CPU, its attacks folded."""
     instance = trainer(path, *overrides, device="cpu", recipe=recipe)
     instance.engine = GraphEngine(instance.job, instance.learners, instance.global_learner)
-    monkeypatch.setattr(_Recording, "engine", instance.engine, raising=False)
+    monkeypatch.setattr(Recording, "engine", instance.engine, raising=False)
     compiled = instance.job.train.compile is True
     if compiled:
         instance.engine.compile()

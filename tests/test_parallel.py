@@ -89,6 +89,21 @@ def test_two_processes_compute_what_one_computes(alone: Path, tmp_path: Path) ->
     _check_local_statistics(tmp_path / "local", alone / "train-mode")
 
 
+def test_recorded_iterations_of_two_processes(tmp_path: Path) -> None:
+    """With what ranks send while they record and replay; the recording itself is replaced."""
+    for counters in ("copy", "truncate"):
+        recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing={**REDISTRIBUTED, "counters": counters})
+        train(recipe, tmp_path / counters)
+        recorded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "graph"})})
+        run_on(
+            2,
+            {f"{counters}-{layout}": with_parallel(recorded, layout=layout) for layout in ("data", "learners")},
+            tmp_path,
+        )
+        for layout in ("data", "learners"):
+            assert_same(tmp_path / f"{counters}-{layout}", tmp_path / counters)
+
+
 def _check_local_statistics(path: Path, whole: Path) -> None:
     """Each rank normalises by its own part: near to, but not what one process computes; counts alike."""
     (tensors, records), (expected, wanted) = result(path), result(whole)

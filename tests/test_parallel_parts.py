@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core import distributed
+from generalist.core.distributed import _have_own_gpus
 from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
@@ -257,9 +259,12 @@ def test_the_graph_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     trainer = make_trainer(tiny_recipe(), tmp_path)
     parallel = divided(trainer.job)
     where = (trainer.job, trainer.train_images, torch.device("cuda"), trainer.learners)
-    assert why_not_graph(*where, parallel) is None
     parallel.sync = Synchroniser(lambda tensor: None)
-    assert "synchronised between ranks" in str(why_not_graph(*where, parallel))
+    assert why_not_graph(*where, parallel) is None
+    parallel.group.direct = False
+    assert "ranks share a GPU" in str(why_not_graph(*where, parallel))
+    parallel.ranks, parallel.groups = 1, 2  # learners apart send nothing in an iteration
+    assert why_not_graph(*where, parallel) is None
 
 
 def test_no_graph_where_one_group_alone_would_record(tmp_path: Path) -> None:
@@ -290,16 +295,20 @@ def test_the_groups_of_one_mesh_are_made_once(monkeypatch: pytest.MonkeyPatch) -
     assert (second._learners, second._data) == (first._learners, first._data) == ("group 1", "group 2")
 
 
-def test_synchronised_networks_are_not_compiled(tmp_path: Path) -> None:
+def test_synchronised_networks_are_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tiny_recipe(), tmp_path)
     job = tiny_recipe(train={"compile": True})
     parallel, said = divided(job), []
     parallel.sync = Synchroniser(lambda tensor: None)
     where = (job, trainer.train_images, trainer.learners, trainer.global_learner)
+    compiled: list[Any] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: compiled.append(module))
     before = [learner.view.moves for learner in trainer.learners]
     build_engine(*where, device=torch.device("cpu"), iterations=9999, say=said.append, parallel=parallel)
-    assert [learner.view.moves for learner in trainer.learners] == before
-    assert said == ["not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"]
+    assert not compiled and all(learner.view.moves not in before for learner in trainer.learners)
+    assert said == ["networks are not compiled for training: BatchNorm is synchronised (train.parallel.sync_batchnorm)"]
+    build_engine(*where, device=torch.device("cpu"), iterations=9999, say=said.append)
+    assert compiled == [learner.model for learner in trainer.learners]
 
 
 # -- the environment and the run directory ----------------------------------------------------------------------------
@@ -374,6 +383,19 @@ def test_a_group_of_the_callers_must_reach_hosts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
     with pytest.raises(GeneralistError, match="cpu:gloo,cuda:nccl"), distributed.start():
         pytest.fail("it must not start")
+
+
+@pytest.mark.parametrize(
+    ("devices", "direct"), [(["cuda:0", "cuda:1"], True), (["cuda:0", "cuda:0"], False), (["cpu", "cpu"], False)]
+)
+def test_gpus_send_directly_where_each_rank_has_one(
+    devices: list[str], direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda rank: _have_own_gpus(store, rank, 2, torch.device(devices[rank])), range(2))
+        assert list(found) == [direct, direct]
 
 
 def test_a_resumed_run_may_share_the_work_differently(tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def assert_equal_runs(run: Path, other: Path) -> None:
     assert logged(run) == logged(other)
 
 
+def assert_same_losses(run: Path, other: Path) -> None:
+    records, expected = (RunDirectory(path).read_metrics() for path in (run, other))
+    assert len(records) == len(expected) > 0
+    for record, wanted in zip(records, expected, strict=True):
+        for learner in ("linf", "natural"):
+            assert abs(record["train"][learner]["loss"] - wanted["train"][learner]["loss"]) < 1e-9
+
+
 def test_a_rank_that_diverges_ends_the_job_with_one_line(tmp_path: Path) -> None:
     args = arguments(tmp_path / "run", "learners.natural.optimizer.lr=1e30", "train.parallel.timeout=60")
     first, second = ranks(args)
@@ -189,7 +197,18 @@ def test_two_nodes(tmp_path: Path) -> None:
         check=False,
     )
     assert alone.returncode == 0
-    records, expected = (RunDirectory(tmp_path / name).read_metrics() for name in ("run", "alone"))
-    for record, wanted in zip(records, expected, strict=True):
-        for learner in ("linf", "natural"):
-            assert abs(record["train"][learner]["loss"] - wanted["train"][learner]["loss"]) < 1e-9
+    assert_same_losses(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("layout", "engine"), [("learners", "graph"), ("data", "auto")])
+def test_ranks_that_share_a_gpu(tmp_path: Path, layout: str, engine: str) -> None:
+    """Learners apart record their iterations; divided batches cannot be recorded then, and say so."""
+    changes = ("train.precision=fp64", f"train.engine={engine}", f"train.parallel.layout={layout}")
+    shared = torchrun([*arguments(tmp_path / "shared", *changes), "--device", "cuda:0"])
+    output, told = shared.communicate(timeout=240)
+    assert shared.returncode == 0, told
+    assert ("eager engine: ranks share a GPU" in output) == (layout == "data")
+    alone = [*arguments(tmp_path / "alone", "train.precision=fp64", "train.engine=eager"), "--device", "cuda"]
+    subprocess.run([sys.executable, "-m", "generalist", *alone], env=environment(), timeout=240, check=True)
+    assert_same_losses(tmp_path / "shared", tmp_path / "alone")

@@ -42,6 +42,8 @@ class Group:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timeout: float = 600.0
     """Seconds that a call waits for the other ranks."""
+    direct: bool = True
+    """Whether GPUs send to each other without their hosts: such messages can be part of a CUDA graph."""
     store: Store | None = field(default=None, repr=False)
     parts: dict[Any, Any] = field(default_factory=dict, repr=False)
     """Smaller groups that were made of these processes: each has threads, sockets and GPU memory of its own until the
@@ -171,7 +173,8 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
                 "the process group that is there cannot carry messages between hosts: initialise it with the backend "
                 "cpu:gloo,cuda:nccl, or leave it to generalist"
             )
-        yield Group(dist.get_rank(), dist.get_world_size(), _place(device), timeout)
+        direct = "cuda:nccl" in dist.get_backend_config()
+        yield Group(dist.get_rank(), dist.get_world_size(), _place(device), timeout, direct)
         return
     group = _join(rank, world, _place(device), timeout)
     try:
@@ -215,14 +218,23 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
         whole, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=meeting)))
         store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, meeting), whole)
         whole.set_timeout(wait)
+        direct = _have_own_gpus(store, rank, world, device)
         # Small things that steer the job travel between hosts, so that no GPU is waited for.
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if direct else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)
     except (RuntimeError, ValueError) as error:
         raise GeneralistError(
             f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start with torchrun"
         ) from error
-    return Group(rank, world, device, timeout, store)
+    return Group(rank, world, device, timeout, direct, store)
+
+
+def _have_own_gpus(store: Store, rank: int, world: int, device: torch.device) -> bool:
+    """Whether every rank has a GPU to itself. NCCL takes no other job; `--device cuda:0` puts all on one."""
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"gpu/{rank}", own)
+    gpus = {store.get(f"gpu/{other}").decode() for other in range(world)}
+    return "" not in gpus and len(gpus) == world
 
 
 def _meet(store: Store, rank: int, world: int, timeout: float) -> str:

@@ -107,14 +107,14 @@ def build_engine(
     compiled = job.train.compile
     if compiled == "auto":
         compiled = graph and iterations >= WORTH_COMPILING and not job.train.deterministic
-    if compiled and parallel is not None and parallel.sync is not None:
-        say("not compiled: BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)")
-        compiled = False
+    synchronised = parallel is not None and parallel.sync is not None
+    if compiled and synchronised:
+        say("networks are not compiled for training: BatchNorm is synchronised (train.parallel.sync_batchnorm)")
     engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner, parallel)
     if compiled:
         engine.compile()
         for learner in learners:
-            learner.compile()
+            learner.compile(network=not synchronised)
     for learner in learners:
         if graph and learner.attacks:
             fold(learner, images.shape, compiled=compiled, say=say)

@@ -40,10 +40,10 @@ def why_not_graph(
         return "the images are streamed from files"
     if job.train.last_batch == "keep":
         return "train.last_batch is keep, so batches differ in size"
-    if parallel is not None and parallel.sync is not None:
-        return "BatchNorm is synchronised between ranks (train.parallel.sync_batchnorm)"
-    varied = any(len(learner.objective.variants) > 1 for learner in learners)
-    if parallel is not None and parallel.groups > 1 and job.mixing.counters == "truncate" and varied:
+    counted = parallel is not None and parallel.groups > 1 and job.mixing.counters == "truncate"
+    if parallel is not None and (parallel.ranks > 1 or counted) and not parallel.group.direct:
+        return "ranks share a GPU, so that what they send in an iteration passes through their hosts"
+    if counted and any(len(learner.objective.variants) > 1 for learner in learners):
         # Recording runs a few iterations more, on the ranks that record: others would not answer their sums.
         return "groups of learners add counters up at each step (mixing.counters), and an objective has variants"
     return f"objective {fixed[0]!r} cannot be recorded" if fixed else None

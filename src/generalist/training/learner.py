@@ -79,9 +79,10 @@ class Learner:
         )
         objective.setup(self.view)
 
-    def compile(self) -> None:
+    def compile(self, *, network: bool = True) -> None:
         """Compile what an iteration runs. Costs seconds at the first iteration and changes no result but rounding."""
-        self.model.compile(dynamic=False)
+        if network:
+            self.model.compile(dynamic=False)
         self.optimizer.compile()
         self.view.moves = Moves.compiled()
 
