@@ -109,7 +109,7 @@ def built(
     monkeypatch.setattr(build, "GraphEngine", _Graph)
     monkeypatch.setattr(build, "why_not_graph", lambda *about: problem)
     monkeypatch.setattr(EagerEngine, "compile", lambda engine: compiled.append("engine"))
-    monkeypatch.setattr(Learner, "compile", lambda learner: compiled.append(learner.name))
+    monkeypatch.setattr(Learner, "compile", lambda learner, network: compiled.append(learner.name))
     monkeypatch.setattr(Learner, "fold", lambda learner, shape, compiled: folded.append(learner.name))
     job = load_recipe("digits-t", overrides=["model.width=4", *overrides])
     engine = build.build_engine(
