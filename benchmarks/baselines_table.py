@@ -269,8 +269,12 @@ class Table:
         if warned := [f"- {row.method.name}: {text}" for row in rows for text in row.warnings]:
             parts.append("What the evaluation warns of:\n\n" + "\n".join(warned))
         if lacking := [row for row in self.rows if row.status != "done"]:
-            lines = [f"- {row.method.name}: {row.status}" + f" ({row.reason})" * bool(row.reason) for row in lacking]
-            parts.append("Not done:\n\n" + "\n".join(lines))
+            names: dict[str, list[str]] = {}
+            for row in lacking:
+                names.setdefault(f"{row.status} ({row.reason})" if row.reason else row.status, []).append(
+                    row.method.name
+                )
+            parts.append("Not done:\n\n" + "\n".join(f"- {', '.join(own)}: {how}" for how, own in names.items()))
         return "\n\n".join(parts) + "\n"
 
     def _grid(self, rows: list[Row]) -> str:
@@ -302,7 +306,7 @@ class Table:
         if len(wanted.threats) > 1:
             notes.append(
                 f"union: right under {name} in every threat, image by image; the rows are sorted by it. mean: of the "
-                "accuracies under it, which the papers call union."
+                f"accuracies under it{', which the papers call union' if wanted.attack == AA else ''}."
             )
         return [
             *notes,
