@@ -263,9 +263,11 @@ class Table:
             f"```sh\n{self.command}\n```",
             "Every method was trained on the same short schedule and evaluated in the same way. A schedule this short "
             "ranks the methods only under this budget: at their full length they may stand in another order.",
-            self._grid(rows) if rows else "No figure is there yet.",
-            "\n".join(f"- {note}" for note in self._notes(rows)),
         ]
+        if rows:
+            parts += [self._grid(rows), "\n".join(f"- {note}" for note in self._notes(rows))]
+        else:
+            parts.append("No figure is there yet.")
         if warned := [f"- {row.method.name}: {text}" for row in rows for text in row.warnings]:
             parts.append("What the evaluation warns of:\n\n" + "\n".join(warned))
         if lacking := [row for row in self.rows if row.status != "done"]:
@@ -338,14 +340,14 @@ class Table:
         return notes
 
     def _about_environments(self, rows: list[Row]) -> list[str]:
-        """What the runs were trained on: one line, unless they differ."""
-        places = dict.fromkeys(json.dumps(row.environment, sort_keys=True) for row in rows if row.environment)
-        notes = []
-        for place in map(json.loads, places):
-            commit = f", commit {place['commit'][:12]}" if place["commit"] else ""
-            versions = f"generalist {place['generalist']}{commit}, torch {place['torch']}, Python {place['python']}"
-            notes.append(f"One seed. {versions}; device: {place['device']}.")
-        return notes
+        """What the runs were trained on: one line, unless they differ in more than the commit."""
+        commits: dict[str, dict[str, None]] = {}
+        for place in (row.environment for row in rows if row.environment):
+            versions = f"generalist {place['generalist']}, torch {place['torch']}, Python {place['python']}"
+            own = commits.setdefault(f"{versions}; device: {place['device']}", {})
+            if place["commit"]:
+                own[place["commit"][:12]] = None
+        return [f"One seed. {where}" + f"; commit {', '.join(own)}" * bool(own) + "." for where, own in commits.items()]
 
     def _attack_name(self) -> str:
         return "AutoAttack (AA)" if self.wanted.attack == AA else self.wanted.attack

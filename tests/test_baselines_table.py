@@ -169,10 +169,10 @@ def test_runs_of_other_settings_are_refused(program: ModuleType, tmp_path: Path)
 # -- the whole, on digits ---------------------------------------------------------------------------------------------
 
 
-def start(out: Path) -> subprocess.Popen[str]:
+def start(out: Path, *more: str) -> subprocess.Popen[str]:
     words = ["--dataset", "digits", "--device", "cpu", "--methods", "at,trades-6,nt", "--epochs", "2"]
     words += ["--attack", "apgd-ce", "--samples", "30", "--set", "at:train.epochs=30", "--set", "train.threads=1"]
-    words += ["--set", "at:train.checkpoint_epochs=1", "--set", "trades-6:train.batch_size=100000"]
+    words += ["--set", "at:train.checkpoint_epochs=1", "--set", "trades-6:train.batch_size=100000", *more]
     return subprocess.Popen(
         [sys.executable, str(PROGRAMS / "baselines.py"), "--out", str(out), *words],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -203,7 +203,7 @@ def test_it_goes_on_after_being_stopped_and_killed(tmp_path: Path) -> None:
     first.send_signal(signal.SIGTERM)
     assert "train stopped, to be resumed" in finish(first) and first.returncode == 128 + signal.SIGTERM
     assert not (at / "last.safetensors").exists() and "- at: begun\n" in (out / "baselines.md").read_text()
-    assert "- nt: not started\n" in (out / "baselines.md").read_text()
+    assert "- trades-6, nt: not started\n" in (out / "baselines.md").read_text()
 
     second = start(out)
     wait_for(lambda: any(at.glob("evaluation/*/records-*.jsonl")), second)
@@ -211,7 +211,7 @@ def test_it_goes_on_after_being_stopped_and_killed(tmp_path: Path) -> None:
     finish(second)
     assert "resuming" in log.read_text() and not any((out / "runs" / "nt").glob("*"))
 
-    third = start(out)
+    third = start(out, "--jobs", "2")
     said = finish(third)
     assert third.returncode == 0 and "at: train" not in said, "the finished run is not repeated"
     assert log.read_text().count("$ generalist train") == 2
