@@ -30,7 +30,7 @@ from generalist.models.activation_maps import class_activation_maps
 from generalist.objectives.part import PixelReweighted
 
 REST = 0.04
-PART = {"kind": "part", "rest": REST, "warmup": 1}
+PART = {"kind": "part", "rest": REST, "warmup": 0.5}  # one epoch of two
 
 
 def part(toy: Toy) -> PixelReweighted:
@@ -137,7 +137,7 @@ def test_the_random_start_keeps_to_the_bounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [5, 6])
 def test_part_resumes_within_and_between_epochs(tmp_path: Path, after: int) -> None:
-    assert_resumes(recipe_of(PART, epochs=3), tmp_path, after=after)
+    assert_resumes(recipe_of({**PART, "warmup": "1/3"}, epochs=3), tmp_path, after=after)
 
 
 def test_nothing_waits_for_the_device(tmp_path: Path) -> None:

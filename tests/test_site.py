@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 NOT_RUN = {
     "tutorial.md": ["installs packages"],
-    "baselines.md": ["needs CIFAR-10 and a GPU"],
+    "baselines.md": ["needs CIFAR-10 and a GPU", "needs CIFAR-10 and a GPU"],
     "export.md": ["needs a run on CIFAR-10"],
     "others-weights.md": ["needs robustbench, CIFAR-10 and a GPU"],
     "own-model-and-data.md": ["needs a folder of photographs"],

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import RecipeError
-from generalist.core.options import Options
+from generalist.core.options import Number, Options
 from generalist.core.plain_yaml import apply_change, dump_yaml, load_yaml, merge, set_field
 from generalist.core.registry import unknown_name
 from generalist.core.run import RunDirectory
@@ -39,6 +39,10 @@ class StageOptions(Options):
     """`fresh` weights; the name of an earlier stage; `RUN[@EPOCH]` of an earlier run; or a mapping from learners to
     such sources, where `SOURCE#SUBJECT` names one network of it (a learner, or `global`). Learners that a mapping
     leaves out start fresh."""
+
+    length: Number = Field(default=1.0, gt=0, le=1000)
+    """Its epochs as a multiple of the recipe's `train.epochs`, rounded, at least one: a stage follows when those are
+    changed. `change.train.epochs` sets a number that does not."""
 
     change: dict[str, Any] = Field(default_factory=dict)
     """Fields of the recipe that differ in this stage, nested as in the recipe. Lists, `mixing.shares` and
@@ -77,6 +81,9 @@ class Recipe(Job):
         for stage in self.stages:
             if unknown := stage.change.keys() - Job.model_fields.keys():
                 raise ValueError(f"stages: {stage.name}: `change` has no field {sorted(unknown)[0]!r}")
+            train = stage.change.get("train")
+            if stage.length != 1 and isinstance(train, dict) and "epochs" in train:
+                raise ValueError(f"stages: {stage.name}: both `length` and `change.train.epochs`; leave one out")
         return self
 
 
@@ -282,7 +289,9 @@ _BY_LEARNER = frozenset({"shares", "gammas"})  # a stage with other learners can
 
 def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
     """The recipe of one stage."""
-    raw = apply_change(recipe.model_dump(mode="json"), stage.change, whole=_BY_LEARNER)
+    raw = recipe.model_dump(mode="json")
+    raw["train"]["epochs"] = max(1, int(stage.length * recipe.train.epochs + 0.5))
+    raw = apply_change(raw, stage.change, whole=_BY_LEARNER)
     try:
         return parse({**raw, "stages": []}, trust_code=trust_code)
     except RecipeError as error:

@@ -65,6 +65,8 @@ class LearnerView:
     artefact: Callable[[str], dict[str, Tensor]]
     """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name.
     To be called from `epoch_start`: at `setup` the earlier stage may not have run."""
+    epochs: int
+    """The length of training, for what is a share of it and begins with an epoch."""
     padding: int = 0
     """Pixels of padding in front of the random crop, without which a mask cannot follow its sample's augmentation."""
     validation: tuple[Images, Tensor] | None = None

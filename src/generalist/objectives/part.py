@@ -12,7 +12,7 @@ from torch import Tensor
 from generalist.attacks.threats import Threat
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.core.options import Number, Positive
+from generalist.core.options import Fraction, Number, Positive
 from generalist.data.augment import crop_and_flip
 from generalist.data.sets import Batch
 from generalist.models.activation_maps import class_activation_maps
@@ -37,8 +37,9 @@ class PartOptions(ObjectiveOptions):
     threshold: Number = Field(1.0, ge=0)
     """A pixel matters where its class-activation map is at least this many times the map's mean. Larger: fewer do."""
 
-    warmup: int = Field(default=20, ge=0, le=1_000_000)
-    """Epochs of plain adversarial training first: the maps of an untrained network say nothing."""
+    warmup: Fraction = 1 / 6
+    """Share of training that is plain adversarial training first, rounded to whole epochs (20 of 120): the maps of an
+    untrained network say nothing."""
 
 
 @OBJECTIVES.register("part")
@@ -56,7 +57,7 @@ class PixelReweighted(AdversarialTraining):
 
     def __init__(self, options: PartOptions) -> None:
         super().__init__(options)
-        self.rest, self.threshold, self.warmup = options.rest, options.threshold, options.warmup
+        self.rest, self.threshold, self.share = options.rest, options.threshold, options.warmup
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
@@ -72,6 +73,7 @@ class PixelReweighted(AdversarialTraining):
                 "images do not allow; set data.resident to true"
             )
         self.threat = learner.threat
+        self.warmup = int(self.share * learner.epochs + 0.5)  # in epochs; a half is rounded up
         device = next(learner.model.parameters()).device
         self.masks = torch.ones(len(learner.images), 1, *learner.images.shape[1:], dtype=torch.bool, device=device)
 

@@ -67,6 +67,7 @@ def build_learners(
             images=images,
             index=index,
             artefact=artefact,
+            epochs=job.train.epochs,
             padding=job.data.augmentation.crop,
             validation=validation,
             autocast=job.train.autocast,
