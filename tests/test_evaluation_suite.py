@@ -304,9 +304,35 @@ def test_merge_refuses_what_is_not_whole(model: nn.Module, images: ImageSet, tmp
     second.write_bytes(whole.replace(b'"images":90', b'"images":9', 1).replace(b'"indices":null', b'"indices":[9]', 1))
     with pytest.raises(RunError, match="indices do not belong"):
         merge_below(tmp_path)
-    second.write_bytes(whole.replace(b'"round":0', b'"round":7', 1))
-    with pytest.raises(RunError, match=r"line \d+ of .* is damaged"):
-        merge_below(tmp_path)
+    natural = b'{"sample":'
+    for damaged in (
+        whole.replace(b'"round":0', b'"round":7', 1),
+        whole.replace(natural, b'{"seconds":NaN,"sample":', 1),
+        whole.replace(natural, b"[" * 100_000 + b"\n" + natural, 1),
+    ):
+        second.write_bytes(damaged)
+        with pytest.raises(RunError, match=r"line \d+ of .* is damaged"):
+            merge_below(tmp_path)
+
+
+def test_merge_believes_no_header_that_claims_more_than_its_file_holds(
+    model: nn.Module, images: ImageSet, tmp_path: Path
+) -> None:
+    run(model, images, tmp_path, attacks=("pgd-2",), threats=(LINF,), shard=1, shards=2)
+    run(model, images, tmp_path, attacks=("pgd-2",), threats=(LINF,), shard=2, shards=2)
+    files = sorted(only(tmp_path).glob("records-*"))
+    before = [file.read_bytes() for file in files]
+    step = b'"linf:0.12 pgd-2":1'
+    more = b",".join([step, *(b'"%d":100000' % i for i in range(300))])
+    for old, new, says in (
+        (b'"images":90', b'"images":1000000000', "fewer lines than samples"),
+        (step, more, "no evaluation has so many rounds"),
+    ):
+        for file, content in zip(files, before, strict=True):
+            assert old in content
+            file.write_bytes(content.replace(old, new, 1))
+        with pytest.raises(RunError, match=says):
+            merge_below(tmp_path)
 
 
 def test_resume_refuses_another_evaluation(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:
