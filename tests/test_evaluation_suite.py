@@ -239,6 +239,32 @@ def test_masked_gradients_are_pointed_out(model: nn.Module) -> None:
     assert plain.summary["warnings"] == []
 
 
+class Scaled(nn.Module):
+    """Very sure of itself: the cross-entropy rounds to 0, though the logits have a gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = 1000 * self.model(x)
+        return logits
+
+
+def test_each_kind_of_model_gets_the_warning_that_fits_it(model: nn.Module) -> None:
+    images, settings = first_images(40), {"attacks": ("natural", "fgsm"), "threats": (LINF,)}
+    by_batch = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), model)
+    for subject, says in (
+        (Scaled(model), "the cross-entropy has no gradient on"),
+        (nn.Sequential(model, nn.Softmax(1)), "the model gives probabilities and no logits"),
+        (by_batch, "changes with the other images in its batch"),
+    ):
+        warnings = run(subject, images, **settings).summary["warnings"]
+        assert says in warnings[0] and not any("in steps" in text for text in warnings), warnings
+    blind = run(by_batch, images, attacks=(Square(queries=2),), threats=(LINF,)).summary["warnings"]
+    assert len(blind) == 1 and "in its batch" in blind[0]
+
+
 class Noisy(nn.Module):
     """Answers the same image differently each time."""
 
