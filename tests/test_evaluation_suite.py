@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 from generalist.attacks.apgd import APGD
 from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.base import Found
+from generalist.attacks.rounds import InRounds
 from generalist.attacks.square import Square
+from generalist.attacks.threats import Threat
 from generalist.core.errors import DataError, GeneralistError, RunError
-from generalist.data.sets import ImageSet
+from generalist.data.sets import Batch, ImageSet
 from generalist.evaluation.directory import merge, merge_below
 from generalist.evaluation.records import shard_files
 
@@ -301,6 +304,44 @@ def test_models_that_answer_at_random_or_have_no_gradient(model: nn.Module) -> N
     assert blind.summary["warnings"] == [] and set(blind) == {"square/linf:0.12"}
     with pytest.raises(GeneralistError, match="no gradient with respect to the images"):
         run(Detached(model), images, attacks=("pgd-2",), threats=(LINF,))
+
+
+class Liar(InRounds):
+    """An attack that leaves its ball, and claims a success on every image."""
+
+    name = "liar"
+
+    def run_round(self, model: Any, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        return Found(x=1 - batch.x, broken=torch.ones_like(batch.y, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_an_attack_is_not_believed_on_its_own_word(model: nn.Module, folded: bool) -> None:
+    subject = model if folded else nn.Sequential(model, nn.Softplus(), nn.PReLU())  # PReLU is not folded
+    found = run(subject, first_images(20), attacks=("natural", Liar()), threats=(LINF,))
+    assert found["liar/linf:0.12"].correct == found["natural"].correct > 10
+
+
+class Centred(nn.Module):
+    """Subtracts what no checkpoint holds."""
+
+    def __init__(self, model: nn.Module, mean: float) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x - self.mean)
+        return logits
+
+
+def test_other_buffers_are_another_model_though_no_checkpoint_holds_them(
+    model: nn.Module, images: ImageSet, tmp_path: Path
+) -> None:
+    first = run(Centred(model, 0.0), images, tmp_path, attacks=("natural",), threats=())
+    second = run(Centred(model, 0.4), images, tmp_path, attacks=("natural",), threats=(), resume=True)
+    assert first.summary["directory"] != second.summary["directory"]
+    assert second["natural"].correct < first["natural"].correct
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

@@ -304,9 +304,8 @@ class Suite:
         return crew.submit(lambda: step.attack.run_round(network, batch, rounds, threat=threat, seed=self.options.seed))
 
     def _judged(self, step: Step, batch: Batch, found: Found) -> Found:
-        """What was found on another network than the user's own counts only where that one is wrong, too."""
-        if self.searched[step.half].network is self.model:
-            return found
+        """A success counts where the image lies in ball and box and the user's own model gets it wrong: whichever
+        network was searched, and whatever an attack of the user's own says of itself."""
         with borrowed(self.model):
             return verdict(self.model, batch, found.x, threat=step.threat.build())
 
