@@ -238,7 +238,7 @@ def test_a_batch_may_hold_samples_in_different_rounds(norm: str, targets: int | 
     "wrong", [{"iterations": -1}, {"beta": 1.0}, {"eta": 0.9}, {"alpha_max": 2.0}, {"restarts": 0}, {"targets": 0}]
 )
 def test_settings_are_checked(wrong: dict) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(GeneralistError, match=next(iter(wrong))):
         FAB(**wrong)
 
 

@@ -312,9 +312,9 @@ def test_a_query_never_looks_at_a_value(norm: str) -> None:
 
 
 def test_mistakes_are_told() -> None:
-    with pytest.raises(ValueError, match="queries"):
+    with pytest.raises(GeneralistError, match="queries"):
         Square(queries=0)
-    with pytest.raises(ValueError, match="p_init"):
+    with pytest.raises(GeneralistError, match="p_init"):
         Square(p_init=0.0)
     with pytest.raises(DataError, match=r"\[B,C,H,W\]"):
         Square().run(lambda x: x, batch_of(images(2, 9)), threat=L2(0.1), seed=0)

@@ -24,7 +24,7 @@ from torch import Tensor
 from generalist.attacks.base import Found, verdict
 from generalist.attacks.painters import PAINTERS, Draws, Painter
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, per_sample
+from generalist.attacks.rounds import InRounds, check_counts, per_sample
 from generalist.attacks.threats import Threat, widen
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Batch
@@ -57,12 +57,9 @@ class Square(InRounds):
     """Rounds, each another search with the whole budget."""
 
     def __post_init__(self) -> None:
-        if self.queries < 1:
-            raise ValueError(f"queries must be 1 or more, not {self.queries}")
+        check_counts(self.name, queries=self.queries, restarts=self.restarts)
         if not 0 < self.p_init <= 1:
-            raise ValueError(f"p_init is a share of the image in (0, 1], not {self.p_init}")
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be 1 or more, not {self.restarts}")
+            raise GeneralistError(f"square: p_init is a share of the image in (0, 1], not {self.p_init}")
 
     @property
     def name(self) -> str:
