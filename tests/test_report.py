@@ -292,6 +292,16 @@ def test_missing_parts_are_left_out_with_the_command_that_adds_them(tmp_path: Pa
     assert "my run: no snapshots, which a dial curve needs." in page.prose
 
 
+@pytest.mark.parametrize("split", ["held-out", "test"])
+def test_the_page_says_on_which_images_a_dial_was_measured(split: str, runs: list[Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    edit_json(run / "mix" / "curve.json", split=split)
+    write_report([run], tmp_path / "page.html", images=0, device="cpu")
+    prose = Page((tmp_path / "page.html").read_text()).prose
+    assert f"PGD of 1 steps on {split} images" in prose and f"along the dial, PGD-1 on {split} images" in prose
+
+
 def test_images_can_be_left_out(runs: list[Path], tmp_path: Path) -> None:
     write_report(runs, tmp_path / "page.html", images=0)
     page = Page((tmp_path / "page.html").read_text())
