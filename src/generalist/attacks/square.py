@@ -31,7 +31,7 @@ from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""The queries of 10,000 after which the windows' area is halved; other budgets are scaled to these (the paper's)."""
+"""The queries of 10,000 after which the windows' area is halved (the paper's)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,10 @@ class Square(InRounds):
     p_init: float = 0.8
     """Share of the image that the first windows cover."""
 
+    rescaled: bool = False
+    """Whether the windows' schedule, made for 10,000 queries, is shortened or stretched to the budget. AutoAttack's is
+    not: its 5,000 queries end with windows of 1/128 of `p_init`, where a rescaled schedule would get to 1/512."""
+
     restarts: int = 1
     """Rounds, each another search with the whole budget."""
 
@@ -71,8 +75,8 @@ class Square(InRounds):
 
     def share(self, query: int) -> float:
         """The share of the image that a window covers at this query (the start is query 0)."""
-        scaled = query * 10_000 // self.queries
-        return float(self.p_init / 2 ** sum(scaled > halving for halving in HALVINGS))
+        place = query * 10_000 // self.queries if self.rescaled else query
+        return float(self.p_init / 2 ** sum(place > halving for halving in HALVINGS))
 
     def stages(self) -> list[tuple[float, range]]:
         """The queries after the start, by the share of their windows."""
