@@ -260,7 +260,7 @@ def test_each_kind_of_model_gets_the_warning_that_fits_it(model: nn.Module) -> N
     for subject, says in (
         (Scaled(model), "the cross-entropy has no gradient on"),
         (nn.Sequential(model, nn.Softmax(1)), "the model gives probabilities and no logits"),
-        (by_batch, "changes with the other images in its batch"),
+        (by_batch, "changes with the others in its batch"),
     ):
         warnings = run(subject, images, **settings).summary["warnings"]
         assert says in warnings[0] and not any("in steps" in text for text in warnings), warnings

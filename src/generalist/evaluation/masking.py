@@ -33,7 +33,7 @@ _PROBED = "the first images"
 _HIDDEN = "attacks that follow gradients may find little; trust Square more than them"
 _SURE = "attacks on it (pgd, apgd-ce) may find little; trust apgd-t and Square more than them"
 _RANDOM = "the model answers the same image differently each time: use aa-rand, which averages over its randomness"
-_COMPANY = "the model's answer to an image changes with the other images in its batch: no verdict here is one on a single image"
+_COMPANY = "the model's answer to an image changes with the others in its batch: no verdict is one on a single image"
 _PROBABILITIES = (
     "the model gives probabilities and no logits: where these round to 0 and 1 attacks find no gradient, and the model "
     "seems more robust than it is; leave its last softmax out"

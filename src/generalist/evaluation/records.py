@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from generalist.core.errors import RunError
 from generalist.core.files import clear_write_errors
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.plan import Column, Precision, step_key
 from generalist.evaluation.verdicts import Bools, Ints, Verdicts
@@ -110,7 +110,7 @@ def read_header(path: Path) -> Header | None:
     try:
         return Header.model_validate_json(line)
     except ValidationError as error:
-        raise RunError(f"{path} does not begin like the records of an evaluation: {error.errors()[0]['msg']}") from None
+        raise RunError(f"{path} does not begin like the records of an evaluation: {first_problem(error)}") from None
 
 
 def read_records(path: Path, verdicts: Verdicts) -> int:

@@ -23,7 +23,7 @@ from generalist.attacks.rounds import class_count
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.files import write_json
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.data.sets import Batch, Images
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.classifier import AnyPrecision
@@ -81,10 +81,7 @@ def suite_options(**values: Any) -> SuiteOptions:
     try:
         return SuiteOptions(**values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        text = problem["msg"].removeprefix("Value error, ")
-        raise GeneralistError(f"{place}: {text}" if place else text) from None
+        raise GeneralistError(first_problem(error)) from None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
 from generalist.evaluation.directory import SUMMARY
@@ -282,9 +282,7 @@ def _checked(kind: type[M], text: bytes, path: Path, place: str = "") -> M:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part)[:60] for part in problem["loc"])
-        raise RunError(f"{path} is damaged: {place}{where}: {problem['msg']}"[:400]) from None
+        raise RunError(f"{path} is damaged: {place}{first_problem(error)}"[:400]) from None
 
 
 def _bytes(path: Path) -> bytes:
