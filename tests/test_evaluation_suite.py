@@ -344,6 +344,24 @@ def test_other_buffers_are_another_model_though_no_checkpoint_holds_them(
     assert second["natural"].correct < first["natural"].correct
 
 
+class Fixed(nn.Module):
+    """A linear classifier whose weights are a buffer: it has no parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        weight = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), torch.full((1, 1, 8, 8), 0.3))
+        self.register_buffer("weight", weight.reshape(10, 64).detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+def test_a_model_without_parameters_is_evaluated_in_either_precision(model: nn.Module) -> None:
+    settings = {"attacks": ("natural", SHORT), "threats": (LINF,)}
+    plain, fast = (run(Fixed(model), first_images(30), precision=p, **settings) for p in ("default", "fast"))
+    assert plain["natural"] == fast["natural"] and plain["natural"].correct > 3
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
