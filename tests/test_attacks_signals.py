@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from attack_targets import Flat, digits_network, labelled, network, noise, right_digits
@@ -14,6 +16,7 @@ from generalist.attacks.signals import (
     answers_in_steps,
     gives_probabilities,
     not_rising,
+    takes_gradients,
     zero_gradient,
 )
 from generalist.attacks.threats import L2, Linf
@@ -103,6 +106,27 @@ def test_a_network_whose_answers_depend_on_the_batch() -> None:
     of_the_batch = nn.Sequential(nn.BatchNorm2d(batch.x.shape[1], track_running_stats=False), model)
     assert answers_by_company(of_the_batch, batch.x).all() and len(answers_by_company(model, batch.x)) == 20
     assert not answers_by_company(of_the_batch, batch.x[:1]).any()
+
+
+class Purifying(nn.Module):
+    """Moves an image to where the model is surer before it answers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            near = x.detach().requires_grad_()
+            self.model(near).amax(1).sum().backward()
+        return self.model(x + 0.01 * near.grad)
+
+
+def test_a_network_that_takes_gradients_of_its_own() -> None:
+    model = network(dtype=torch.float32)
+    x = batch_for(model).x
+    assert takes_gradients(Purifying(model), x) and not takes_gradients(model, x)
+    assert sys.getprofile() is None and not answers_at_random(Purifying(model), x).any()
 
 
 def test_probabilities_are_no_logits() -> None:

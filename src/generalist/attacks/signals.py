@@ -7,6 +7,9 @@ looks at one sign, sample by sample, and leaves the model as it was; none of the
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import torch
 from torch import Tensor
 
@@ -52,6 +55,26 @@ def answers_by_company(model: Classifier, x: Tensor) -> Tensor:
     others = torch.cat([x[:half], 1 - x[half:]])
     with borrowed(model):
         return _differ(widen(model(x))[:half], widen(model(others))[:half])
+
+
+@torch.no_grad()
+def takes_gradients(model: Classifier, x: Tensor) -> bool:
+    """Whether the model itself calls autograd while it answers: a defence that optimises something for each image."""
+    functions = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
+    called: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in functions:
+            called.append(event)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        with borrowed(model):
+            model(x)
+    finally:
+        sys.setprofile(before)
+    return bool(called)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from generalist.attacks.signals import (
     answers_in_steps,
     gives_probabilities,
     not_rising,
+    takes_gradients,
     zero_gradient,
 )
 from generalist.data.sets import Batch
@@ -34,6 +35,9 @@ _HIDDEN = "attacks that follow gradients may find little; trust Square more than
 _SURE = "attacks on it (pgd, apgd-ce) may find little; trust apgd-t and Square more than them"
 _RANDOM = "the model answers the same image differently each time: use aa-rand, which averages over its randomness"
 _COMPANY = "the model's answer to an image changes with the others in its batch: no verdict is one on a single image"
+_DYNAMIC = (
+    "the model takes gradients of its own while it answers: only an attack made for that can tell how robust it is"
+)
 _PROBABILITIES = (
     "the model gives probabilities and no logits: where these round to 0 and 1 attacks find no gradient, and the model "
     "seems more robust than it is; leave its last softmax out"
@@ -46,6 +50,7 @@ def model_warnings(model: nn.Module, batch: Batch, plan: Plan, *, seed: int) -> 
         # Two answers that differ also make gradients and losses differ: nothing else can be told.
         return [_RANDOM]
     found = [_COMPANY] if bool(answers_by_company(model, batch.x).any()) else []
+    found += [_DYNAMIC] if takes_gradients(model, batch.x) else []
     if all(_is_black_box(step.key) for step in plan.steps):
         return found
     found += [_PROBABILITIES] if bool(gives_probabilities(model, batch.x).all()) else []
