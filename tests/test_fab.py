@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generalist.attacks.fab import FAB
 from generalist.attacks.losses import likely_wrong
-from generalist.attacks.projections import dual_norm, to_plane
+from generalist.attacks.projections import dual_norm, step_to_plane
 from generalist.attacks.threats import L1, L2, Linf, Threat
 from generalist.core import random
 from generalist.core.errors import GeneralistError
@@ -42,6 +42,11 @@ def uniform(*shape: int, purpose: str = "x") -> Tensor:
 
 def gaussian(*shape: int, purpose: str = "w") -> Tensor:
     return random.normal(3, purpose, shape=shape).double()
+
+
+def to_plane(threat: Threat, x: Tensor, normal: Tensor, value: Tensor) -> Tensor:
+    """For images, and for any gradient as FAB cleans it."""
+    return step_to_plane(threat, x.flatten(1), torch.nan_to_num(normal).flatten(1), value).reshape(x.shape)
 
 
 # The smallest step onto a plane, by solvers that know nothing of ours
