@@ -52,7 +52,7 @@ def answers_by_company(model: Classifier, x: Tensor) -> Tensor:
     Such a model (batch statistics in evaluation mode, adaptation to the test images) has no verdict on a sample.
     """
     half = len(x) // 2
-    others = torch.cat([x[:half], 1 - x[half:]])
+    others = torch.cat([x[:half], x[:1].expand_as(x[half:])])
     with borrowed(model):
         return _differ(widen(model(x))[:half], widen(model(others))[:half])
 
