@@ -215,7 +215,7 @@ def test_rounds() -> None:
     assert [FAB(targets=9, restarts=2).rounds(classes) for classes in (2, 4, 10, 100)] == [2, 6, 18, 18]
     assert FAB(restarts=3).rounds(5) == 3 and (FAB().name, FAB(targets=9).name) == ("fab", "fab-t")
     with pytest.raises(GeneralistError, match="2 classes"):
-        FAB().rounds(1)
+        FAB().run(lambda x: x.flatten(1)[:, :1], batch_of(uniform(2, 4), torch.zeros(2).long()), threat=L2(0.1), seed=0)
     with pytest.raises(GeneralistError, match="no wrong class number 3"):
         likely_wrong(torch.zeros(2, 3), torch.zeros(2).long(), 3)
 

@@ -78,8 +78,6 @@ class FAB(InRounds):
 
     def rounds(self, num_classes: int) -> int:
         """All restarts of the likeliest class, then of the next."""
-        if num_classes < 2:
-            raise GeneralistError(f"the model has {num_classes} outputs per image: an attack needs 2 classes or more")
         return self.restarts * (1 if self.targets is None else min(self.targets, num_classes - 1))
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:

@@ -126,8 +126,6 @@ class _Search:
         self._model, self._dtype = model, batch.x.dtype
         self.natural = widen(batch.x.detach())
         logits = widen(model(batch.x))
-        if logits.shape[1] < 2:
-            raise GeneralistError("the model has 1 output per image: an attack needs 2 classes or more")
         wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # a model without an answer is not a success
         margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
         self._first = torch.zeros(1, dtype=torch.int64, device=batch.y.device)
