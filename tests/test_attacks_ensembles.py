@@ -19,7 +19,8 @@ NAMES = {"standard": "aa", "plus": "aa-plus", "rand": "aa-rand"}
 
 def described(attack) -> dict[str, object]:
     if isinstance(attack, Square):
-        return {"name": "square", "restarts": attack.restarts, "queries": attack.queries, "share": attack.p_init}
+        shares = [attack.share(query) for query in range(attack.queries)]
+        return {"name": "square", "restarts": attack.restarts, "queries": attack.queries, "shares": shares}
     if isinstance(attack, FAB):
         settings = {"steps": attack.iterations, "alpha": attack.alpha_max, "eta": attack.eta, "beta": attack.beta}
         return {"name": attack.name, "restarts": attack.restarts, "targets": attack.targets} | settings
@@ -32,7 +33,8 @@ def described_again(theirs, name: str) -> dict[str, object]:
     """The same from the settings of their object."""
     if name == "square":
         square = theirs.square
-        return {"name": name, "restarts": square.n_restarts, "queries": square.n_queries, "share": square.p_init}
+        shares = [square.p_selection(query) for query in range(square.n_queries)]
+        return {"name": name, "restarts": square.n_restarts, "queries": square.n_queries, "shares": shares}
     if name in ("fab", "fab-t"):
         fab, targeted = theirs.fab, name == "fab-t"
         # Before fab-t they set the restarts to 1, whatever the version.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from attack_targets import Flat, digits_network, labelled, network, noise, right_digits
@@ -9,11 +11,12 @@ from torch import Tensor, nn
 
 from generalist.attacks import losses
 from generalist.attacks.signals import (
-    Signals,
     answers_at_random,
+    answers_by_company,
     answers_in_steps,
-    gradient_signals,
+    gives_probabilities,
     not_rising,
+    takes_gradients,
     zero_gradient,
 )
 from generalist.attacks.threats import L2, Linf
@@ -50,18 +53,21 @@ def batch_for(model: nn.Module, count: int = 40) -> Batch:
 def test_an_honest_network_shows_nothing(threat) -> None:
     model = digits_network()
     batch = right_digits(model, 60)
-    signals = gradient_signals(model.train(), batch, threat=threat, seed=0)
-    assert (signals.zero_gradient, signals.random, signals.stepped) == (0, 0, 0)
-    assert signals.not_rising < 0.05
+    model.train()
+    assert not zero_gradient(model, batch).any() and not answers_in_steps(model, batch, seed=0).any()
+    assert not answers_at_random(model, batch.x).any() and not answers_by_company(model, batch.x).any()
+    assert not gives_probabilities(model, batch.x).any()
+    assert not_rising(model, batch, threat=threat, seed=0).float().mean() < 0.05
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_network_that_rounds_its_input() -> None:
     model = Rounding(network(dtype=torch.float32))
     batch = batch_for(model)
-    signals = gradient_signals(model, batch, threat=Linf(0.1), seed=0)
-    assert signals == Signals(zero_gradient=1.0, random=0.0, stepped=signals.stepped, not_rising=1.0)
-    assert signals.stepped > 0.3  # of 16 pixels some lie within 2/255 of a step, in most images
+    assert zero_gradient(model, batch).all() and not answers_at_random(model, batch.x).any()
+    assert not_rising(model, batch, threat=Linf(0.1), seed=0).all()
+    # Of 16 pixels some lie within 2/255 of a step, in most images.
+    assert answers_in_steps(model, batch, seed=0).float().mean() > 0.3
     assert answers_in_steps(model, batch, seed=0, noise=0.2).all()
     assert not answers_in_steps(model, batch, seed=0, noise=1e-9).any()
 
@@ -91,6 +97,44 @@ def test_a_very_sure_network_has_no_gradient_of_the_cross_entropy_alone() -> Non
 
     assert zero_gradient(sure, batch).float().mean() > 0.9
     assert not zero_gradient(sure, batch, loss=losses.dlr).any()
+    assert not answers_in_steps(sure, batch, seed=0).any()
+
+
+def test_a_network_whose_answers_depend_on_the_batch() -> None:
+    model = network(dtype=torch.float32)
+    batch = batch_for(model)
+    of_the_batch = nn.Sequential(nn.BatchNorm2d(batch.x.shape[1], track_running_stats=False), model)
+    assert answers_by_company(of_the_batch, batch.x).all() and len(answers_by_company(model, batch.x)) == 20
+    assert not answers_by_company(of_the_batch, batch.x[:1]).any()
+
+
+class Purifying(nn.Module):
+    """Moves an image to where the model is surer before it answers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            near = x.detach().requires_grad_()
+            self.model(near).amax(1).sum().backward()
+        return self.model(x + 0.01 * near.grad)
+
+
+def test_a_network_that_takes_gradients_of_its_own() -> None:
+    model = network(dtype=torch.float32)
+    x = batch_for(model).x
+    assert takes_gradients(Purifying(model), x) and not takes_gradients(model, x)
+    assert sys.getprofile() is None and not answers_at_random(Purifying(model), x).any()
+
+
+def test_probabilities_are_no_logits() -> None:
+    model = network(dtype=torch.float32)
+    x = batch_for(model).x
+    assert gives_probabilities(nn.Sequential(model, nn.Softmax(1)), x).all()
+    assert not gives_probabilities(nn.Sequential(model, nn.LogSoftmax(1)), x).any()
+    assert not gives_probabilities(nn.Sequential(model, nn.Sigmoid()), x).all()
 
 
 def test_signs_are_repeatable_and_of_the_sample_alone() -> None:

@@ -81,6 +81,25 @@ def test_networks_of_one_run_are_rows_of_their_own(tmp_path: Path) -> None:
     assert [row.name for row in compare([run]).rows] == ["run", "run (last)"]
 
 
+def test_figures_of_other_images_or_weights_are_rows_of_their_own(tmp_path: Path) -> None:
+    """However many images there are of another set, and however much lower the figures of earlier weights."""
+    run = write_run(tmp_path / "run", "baseline-cifar10-resnet18-msd")
+    now, before = {"weights": "1" * 64, "data": "a" * 64}, {"weights": "2" * 64, "data": "a" * 64}
+    write_summary(run, "a", {"natural": Accuracy(90, 100).as_json()}, split="cifar10-test", identity=now)
+    write_summary(run, "b", {"natural": Accuracy(80, 100).as_json()}, split="cifar10-test", identity=before)
+    elsewhere = {"weights": "1" * 64, "data": "b" * 64}
+    write_summary(run, "Z", {"natural": Accuracy(200, 1000).as_json()}, split="svhn-test", identity=elsewhere)
+    found = compare([run], paper=True)
+    ours = [(row.name, row.dataset, row.cells["natural"].value) for row in found.rows if row.source == "ours"]
+    assert ours == [
+        ("run (weights 11111111)", "cifar10", 0.9),
+        ("run (weights 22222222)", "cifar10", 0.8),
+        ("run (on svhn-test)", "svhn-test", 0.2),
+    ]
+    assert [row.source for row in found.rows].count("ours") < len(found.rows)
+    assert found.rows[-1].name == "run (on svhn-test)"  # the papers' rows are of the run's own images
+
+
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 from generalist.attacks.apgd import APGD
 from generalist.attacks.autoattack import AutoAttack
+from generalist.attacks.base import Found
+from generalist.attacks.rounds import InRounds
 from generalist.attacks.square import Square
+from generalist.attacks.threats import Threat
 from generalist.core.errors import DataError, GeneralistError, RunError
-from generalist.data.sets import ImageSet
+from generalist.data.sets import Batch, ImageSet
 from generalist.evaluation.directory import merge, merge_below
 from generalist.evaluation.records import shard_files
 
@@ -239,6 +242,32 @@ def test_masked_gradients_are_pointed_out(model: nn.Module) -> None:
     assert plain.summary["warnings"] == []
 
 
+class Scaled(nn.Module):
+    """Very sure of itself: the cross-entropy rounds to 0, though the logits have a gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = 1000 * self.model(x)
+        return logits
+
+
+def test_each_kind_of_model_gets_the_warning_that_fits_it(model: nn.Module) -> None:
+    images, settings = first_images(40), {"attacks": ("natural", "fgsm"), "threats": (LINF,)}
+    by_batch = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), model)
+    for subject, says in (
+        (Scaled(model), "the cross-entropy has no gradient on"),
+        (nn.Sequential(model, nn.Softmax(1)), "the model gives probabilities and no logits"),
+        (by_batch, "changes with the others in its batch"),
+    ):
+        warnings = run(subject, images, **settings).summary["warnings"]
+        assert says in warnings[0] and not any("in steps" in text for text in warnings), warnings
+    blind = run(by_batch, images, attacks=(Square(queries=2),), threats=(LINF,)).summary["warnings"]
+    assert len(blind) == 1 and "in its batch" in blind[0]
+
+
 class Noisy(nn.Module):
     """Answers the same image differently each time."""
 
@@ -277,6 +306,62 @@ def test_models_that_answer_at_random_or_have_no_gradient(model: nn.Module) -> N
         run(Detached(model), images, attacks=("pgd-2",), threats=(LINF,))
 
 
+class Liar(InRounds):
+    """An attack that leaves its ball, and claims a success on every image."""
+
+    name = "liar"
+
+    def run_round(self, model: Any, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
+        return Found(x=1 - batch.x, broken=torch.ones_like(batch.y, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_an_attack_is_not_believed_on_its_own_word(model: nn.Module, folded: bool) -> None:
+    subject = model if folded else nn.Sequential(model, nn.Softplus(), nn.PReLU())  # PReLU is not folded
+    found = run(subject, first_images(20), attacks=("natural", Liar()), threats=(LINF,))
+    assert found["liar/linf:0.12"].correct == found["natural"].correct > 10
+
+
+class Centred(nn.Module):
+    """Subtracts what no checkpoint holds."""
+
+    def __init__(self, model: nn.Module, mean: float) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x - self.mean)
+        return logits
+
+
+def test_other_buffers_are_another_model_though_no_checkpoint_holds_them(
+    model: nn.Module, images: ImageSet, tmp_path: Path
+) -> None:
+    first = run(Centred(model, 0.0), images, tmp_path, attacks=("natural",), threats=())
+    second = run(Centred(model, 0.4), images, tmp_path, attacks=("natural",), threats=(), resume=True)
+    assert first.summary["directory"] != second.summary["directory"]
+    assert second["natural"].correct < first["natural"].correct
+
+
+class Fixed(nn.Module):
+    """A linear classifier whose weights are a buffer: it has no parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        weight = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), torch.full((1, 1, 8, 8), 0.3))
+        self.register_buffer("weight", weight.reshape(10, 64).detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+def test_a_model_without_parameters_is_evaluated_in_either_precision(model: nn.Module) -> None:
+    settings = {"attacks": ("natural", SHORT), "threats": (LINF,)}
+    plain, fast = (run(Fixed(model), first_images(30), precision=p, **settings) for p in ("default", "fast"))
+    assert plain["natural"] == fast["natural"] and plain["natural"].correct > 3
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -304,9 +389,35 @@ def test_merge_refuses_what_is_not_whole(model: nn.Module, images: ImageSet, tmp
     second.write_bytes(whole.replace(b'"images":90', b'"images":9', 1).replace(b'"indices":null', b'"indices":[9]', 1))
     with pytest.raises(RunError, match="indices do not belong"):
         merge_below(tmp_path)
-    second.write_bytes(whole.replace(b'"round":0', b'"round":7', 1))
-    with pytest.raises(RunError, match=r"line \d+ of .* is damaged"):
-        merge_below(tmp_path)
+    natural = b'{"sample":'
+    for damaged in (
+        whole.replace(b'"round":0', b'"round":7', 1),
+        whole.replace(natural, b'{"seconds":NaN,"sample":', 1),
+        whole.replace(natural, b"[" * 100_000 + b"\n" + natural, 1),
+    ):
+        second.write_bytes(damaged)
+        with pytest.raises(RunError, match=r"line \d+ of .* is damaged"):
+            merge_below(tmp_path)
+
+
+def test_merge_believes_no_header_that_claims_more_than_its_file_holds(
+    model: nn.Module, images: ImageSet, tmp_path: Path
+) -> None:
+    run(model, images, tmp_path, attacks=("pgd-2",), threats=(LINF,), shard=1, shards=2)
+    run(model, images, tmp_path, attacks=("pgd-2",), threats=(LINF,), shard=2, shards=2)
+    files = sorted(only(tmp_path).glob("records-*"))
+    before = [file.read_bytes() for file in files]
+    step = b'"linf:0.12 pgd-2":1'
+    more = b",".join([step, *(b'"%d":100000' % i for i in range(300))])
+    for old, new, says in (
+        (b'"images":90', b'"images":1000000000', "fewer lines than samples"),
+        (step, more, "no evaluation has so many rounds"),
+    ):
+        for file, content in zip(files, before, strict=True):
+            assert old in content
+            file.write_bytes(content.replace(old, new, 1))
+        with pytest.raises(RunError, match=says):
+            merge_below(tmp_path)
 
 
 def test_resume_refuses_another_evaluation(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:

@@ -69,6 +69,26 @@ def test_columns_go_by_norm_with_autoattack_last() -> None:
     assert ranked(["union", "l2:128/255", "linf:8/255", "natural"]) == ["natural", "linf:8/255", "l2:128/255", "union"]
 
 
+def test_an_evaluation_on_other_images_is_a_network_of_its_own(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "run", natural=(90, 100))
+    (run / "evaluation" / "another").mkdir()
+    other = {
+        "subject": "best",
+        "split": "svhn-test",
+        "samples": 500,
+        "accuracy": {"natural": Accuracy(1, 500).as_json()},
+    }
+    (run / "evaluation" / "another" / "summary.json").write_text(json.dumps(other))
+    found = collect([run])
+    shown = {network.name: network.row.cells["natural"].value for network in found.networks}
+    assert shown == {"run": 0.9, "run (on svhn-test)": 0.002}
+    assert [len(network.evaluations) for network in found.networks] == [1, 1]
+    write_report([run], tmp_path / "page.html", images=0, device="cpu")
+    assert (
+        f"evaluate {run} --model best --attacks natural --data svhn" in Page((tmp_path / "page.html").read_text()).prose
+    )
+
+
 @pytest.mark.parametrize(("learners", "points"), [(2, 11), (3, 6), (3, 11), (4, 5), (5, 3)])
 def test_the_command_of_a_curve_is_found_from_its_points(learners: int, points: int) -> None:
     assert _edge(learners, len(grid(learners, points))) == points
@@ -270,6 +290,16 @@ def test_missing_parts_are_left_out_with_the_command_that_adds_them(tmp_path: Pa
         assert f"generalist {command} {quoted}" in page.prose
     assert f"generalist evaluate {quoted} --preset quick --corruptions common" in page.prose
     assert "my run: no snapshots, which a dial curve needs." in page.prose
+
+
+@pytest.mark.parametrize("split", ["held-out", "test"])
+def test_the_page_says_on_which_images_a_dial_was_measured(split: str, runs: list[Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    edit_json(run / "mix" / "curve.json", split=split)
+    write_report([run], tmp_path / "page.html", images=0, device="cpu")
+    prose = Page((tmp_path / "page.html").read_text()).prose
+    assert f"PGD of 1 steps on {split} images" in prose and f"along the dial, PGD-1 on {split} images" in prose
 
 
 def test_images_can_be_left_out(runs: list[Path], tmp_path: Path) -> None:

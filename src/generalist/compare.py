@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import GeneralistError, RunError
@@ -66,30 +66,79 @@ class Row:
     cells: dict[str, Cell] = field(default_factory=dict)
     subject: str = ""
     """Which network of a run: `best`, `last` or a learner's name."""
+    apart: str = ""
+    """What tells it from the run's best network on the run's own images, for a name."""
+    files: list[Path] = field(default_factory=list)
+    """The summaries whose figures these are."""
+
+
+class Target(NamedTuple):
+    """What an evaluation is of. Figures of other weights or images are not figures of the same thing."""
+
+    subject: str
+    split: str
+    weights: str
+    data: str
 
 
 # -- our runs ---------------------------------------------------------------------------------------------------------
 
 
 def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
-    """One row for each network of a run that was evaluated (best, last, a learner)."""
+    """One row for each network of a run that was evaluated (best, last, a learner) and each set of images.
+
+    Those on the run's own data set come first. Where weights changed between two evaluations, as after further
+    training, each has its row.
+    """
     directory = RunDirectory(run).require()
     recipe = load_recipe(directory.recipe, trust_code=trust_code)
-    summaries = [read_summary(path) for path in sorted(run.glob(f"evaluation/*/{SUMMARY}"))]
-    if not summaries:
+    groups: dict[Target, list[tuple[Path, dict[str, Any]]]] = {}
+    for path in sorted(run.glob(f"evaluation/*/{SUMMARY}")):
+        summary = read_summary(path)
+        groups.setdefault(_target(summary), []).append((path, summary))
+    if not groups:
         raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
-    rows: dict[str, Row] = {}
+    rows = []
+    for what, summaries in groups.items():
+        own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
+        apart = _apart(what, own, groups)
+        dataset = recipe.data.name if own else what.split
+        about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), _cells(summaries), what.subject)
+        rows.append((not own, Row(named(run.name, apart), *about, apart, [path for path, _ in summaries])))
+    return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
+
+
+def _target(summary: dict[str, Any]) -> Target:
+    identity = summary.get("identity")
+    known = identity if isinstance(identity, dict) else {}
+    texts = (summary.get("subject", "model"), summary.get("split", ""), known.get("weights", ""), known.get("data", ""))
+    return Target(*map(str, texts))
+
+
+def _apart(what: Target, own: bool, others: Iterable[Target]) -> str:
+    words = [] if what.subject == "best" else [what.subject]
+    words += [] if own else [f"on {what.split}"]
+    alike = [other for other in others if other[:2] == what[:2]]
+    for name in ("weights", "data"):
+        if len({getattr(other, name) for other in alike}) > 1:
+            words.append(f"{name} {getattr(what, name)[:8] or 'unknown'}")
+    return ", ".join(words)
+
+
+def named(run: str, apart: str) -> str:
+    """A row's name from that of its run."""
+    return f"{run} ({apart})" if apart else run
+
+
+def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
+    """More images say more; of two equally large evaluations the stronger attack counts."""
+    cells: dict[str, Cell] = {}
     for path, summary in summaries:
-        subject = str(summary.get("subject", "model"))
-        name = run.name if subject == "best" else f"{run.name} ({subject})"
-        about = (recipe.data.name, recipe.model.name, method_of(recipe.learners))
-        row = rows.setdefault(subject, Row(name, OURS, *about, subject=subject))
         for column, cell in cells_in(summary, path).items():
-            known = row.cells.get(column)
-            # More images say more; of two equally large evaluations the stronger attack counts.
+            known = cells.get(column)
             if known is None or (cell.samples or 0, -cell.value) > (known.samples or 0, -known.value):
-                row.cells[column] = cell
-    return list(rows.values())
+                cells[column] = cell
+    return cells
 
 
 def method_of(learners: Sequence[LearnerOptions]) -> str:
@@ -111,17 +160,17 @@ def _baseline(learner: LearnerOptions) -> str:
     return f"{kind} ({learner.threat.norm})" if learner.threat and learner.threat.norm != "linf" else kind
 
 
-def read_summary(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and what it says, if it is a summary."""
+def read_summary(path: Path) -> dict[str, Any]:
+    """What the file says, if it is a summary."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RunError(f"{path} is too large to be a summary; evaluate again")
-        summary = json.loads(path.read_text())
+        summary: Any = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}; evaluate again") from None
     if not isinstance(summary, dict) or not isinstance(summary.get("accuracy"), dict):
         raise RunError(f"{path} is damaged: it has no accuracies; evaluate again")
-    return path, summary
+    return summary
 
 
 def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:

@@ -23,7 +23,7 @@ from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import likely_wrong
 from generalist.attacks.pgd import Classifier, borrowed
 from generalist.attacks.projections import dual_norm, step_to_plane
-from generalist.attacks.rounds import InRounds, per_sample
+from generalist.attacks.rounds import InRounds, check_counts, per_sample
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -67,14 +67,10 @@ class FAB(InRounds):
     """How many of the likeliest wrong classes are tried one by one, at most all; None for untargeted FAB."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 0:
-            raise ValueError(f"iterations must be 0 or more, not {self.iterations}")
+        targets = {} if self.targets is None else {"targets": self.targets}
+        check_counts(self.name, iterations=self.iterations, restarts=self.restarts, **targets)
         if not (0 <= self.alpha_max <= 1 and self.eta >= 1 and 0 < self.beta < 1):
-            raise ValueError("FAB needs 0 <= alpha_max <= 1, eta >= 1 and 0 < beta < 1; the paper's: 0.1, 1.05, 0.9")
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be 1 or more, not {self.restarts}")
-        if self.targets is not None and self.targets < 1:
-            raise ValueError(f"targets must be 1 or more, or None for untargeted FAB, not {self.targets}")
+            raise GeneralistError("fab needs 0 <= alpha_max <= 1, eta >= 1, 0 < beta < 1; the paper's: 0.1, 1.05, 0.9")
 
     @property
     def name(self) -> str:
@@ -82,8 +78,6 @@ class FAB(InRounds):
 
     def rounds(self, num_classes: int) -> int:
         """All restarts of the likeliest class, then of the next."""
-        if num_classes < 2:
-            raise GeneralistError(f"the model has {num_classes} outputs per image: an attack needs 2 classes or more")
         return self.restarts * (1 if self.targets is None else min(self.targets, num_classes - 1))
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from generalist.attacks.threats import L1, L2, Linf, Threat, widen
+from generalist.attacks.threats import L1, L2, Linf, Threat
 from generalist.core.registry import Registry
 
 Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -35,19 +35,13 @@ def dual_norm(threat: Threat, normal: Tensor) -> Tensor:
     return DUALS.get(threat.name)(1.0).norm(torch.nan_to_num(normal))
 
 
-def to_plane(threat: Threat, x: Tensor, normal: Tensor, value: Tensor) -> Tensor:
-    """The smallest step, in the threat's norm, from `x` onto the plane value + <normal, z - x> = 0 inside [0, 1].
-
-    `value` [B] is the function at `x`, `normal` its gradient. The step is zero where the gradient is, and leads to the
-    corner nearest to the plane where the box does not reach it. Never nan, whatever the gradient.
-    """
-    rows = widen(x).flatten(1)
-    normal = widen(normal).flatten(1).to(rows.dtype)
-    return step_to_plane(threat, rows, torch.nan_to_num(normal), widen(value)).reshape(x.shape)
-
-
 def step_to_plane(threat: Threat, rows: Tensor, normal: Tensor, value: Tensor) -> Tensor:
-    """The same for rows [..., B, d] with finite gradients [B, d] and values [..., B]: several points with one plane."""
+    """The smallest step, in the threat's norm, from `rows` x onto the plane value + <normal, z - x> = 0 inside [0, 1].
+
+    `value` [..., B] is the function at `rows` [..., B, d], `normal` [B, d] its gradient, finite: several points may
+    have one plane. The step is zero where the gradient is, and leads to the corner nearest to the plane where the box
+    does not reach it. Never nan.
+    """
     amounts = AMOUNTS.get(threat.name)
     sizes = normal.abs()
     # Divided by the largest slope, so that the squares of tiny and of huge gradients stay in range.

@@ -7,13 +7,15 @@ looks at one sign, sample by sample, and leaves the model as it was; none of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from types import FrameType
 
 import torch
 from torch import Tensor
 
-from generalist.attacks.losses import SampleLoss, cross_entropy
-from generalist.attacks.pgd import AttackOptions, Classifier, borrowed, gradient_of, pgd
+from generalist.attacks.losses import SampleLoss, cross_entropy, margin
+from generalist.attacks.pgd import Classifier, borrowed, gradient_of
+from generalist.attacks.pgd_attack import restarted_pgd
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core import random
 from generalist.data.sets import Batch
@@ -23,30 +25,6 @@ SAME = 1e-4
 
 SMALL_NOISE = 2 / 255
 """Size of the noise, in units of the pixel range, that moves an image across a step of 8-bit pixels."""
-
-
-@dataclass(frozen=True)
-class Signals:
-    """Shares of the samples, from 0 to 1, that show a sign of hidden gradients."""
-
-    zero_gradient: float
-    """The gradient of the cross-entropy is zero in every pixel."""
-    random: float
-    """Two passes of the same image give other logits."""
-    stepped: float
-    """The gradient is zero and yet small noise changes the logits."""
-    not_rising: float
-    """The loss is no larger after many PGD steps than after few."""
-
-
-def gradient_signals(model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Signals:
-    """All signs on one batch. Waits for the device."""
-    return Signals(
-        zero_gradient=_share(zero_gradient(model, batch)),
-        random=_share(answers_at_random(model, batch.x)),
-        stepped=_share(answers_in_steps(model, batch, seed=seed)),
-        not_rising=_share(not_rising(model, batch, threat=threat, seed=seed)),
-    )
 
 
 def zero_gradient(model: Classifier, batch: Batch, *, loss: SampleLoss = cross_entropy) -> Tensor:
@@ -67,9 +45,52 @@ def answers_at_random(model: Classifier, x: Tensor) -> Tensor:
         return _differ(widen(model(x)), widen(model(x)))
 
 
+@torch.no_grad()
+def answers_by_company(model: Classifier, x: Tensor) -> Tensor:
+    """Whether the answers to the first half of the images, [B / 2], change with the images beside them.
+
+    Such a model (batch statistics in evaluation mode, adaptation to the test images) has no verdict on a sample.
+    """
+    half = len(x) // 2
+    others = torch.cat([x[:half], x[:1].expand_as(x[half:])])
+    with borrowed(model):
+        return _differ(widen(model(x))[:half], widen(model(others))[:half])
+
+
+@torch.no_grad()
+def takes_gradients(model: Classifier, x: Tensor) -> bool:
+    """Whether the model itself calls autograd while it answers: a defence that optimises something for each image."""
+    functions = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
+    called: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in functions:
+            called.append(event)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        with borrowed(model):
+            model(x)
+    finally:
+        sys.setprofile(before)
+    return bool(called)
+
+
+@torch.no_grad()
+def gives_probabilities(model: Classifier, x: Tensor) -> Tensor:
+    """Per sample, whether the outputs are none below 0 and add up to 1: a softmax, and no logits."""
+    with borrowed(model):
+        outputs = widen(model(x))
+    return (outputs >= 0).all(1) & ((outputs.sum(1) - 1).abs() <= SAME)
+
+
 def answers_in_steps(model: Classifier, batch: Batch, *, seed: int, noise: float = SMALL_NOISE) -> Tensor:
-    """Per sample, whether the logits stand still in the gradient's eyes but not under small noise."""
-    flat = zero_gradient(model, batch)
+    """Per sample, whether the logits stand still in the gradient's eyes but not under small noise.
+
+    The gradient is that of the margin: that of the cross-entropy also vanishes where a model is very sure.
+    """
+    flat = zero_gradient(model, batch, loss=margin)
     draw = random.uniform(seed, "signals/noise", batch.index, shape=batch.x.shape[1:], device=batch.x.device)
     moved = perturb(batch.x, (noise * (2 * draw - 1)).to(batch.x.dtype))
     with torch.no_grad(), borrowed(model):
@@ -78,21 +99,13 @@ def answers_in_steps(model: Classifier, batch: Batch, *, seed: int, noise: float
 
 def not_rising(model: Classifier, batch: Batch, *, threat: Threat, seed: int, few: int = 2, many: int = 20) -> Tensor:
     """Per sample, whether `many` PGD steps leave the cross-entropy no larger than `few` steps of the same size do."""
-    early, late = (_loss_after(model, batch, steps, threat.eps / 4, threat, seed) for steps in (few, many))
+    early, late = (_loss_after(model, batch, steps, threat, seed) for steps in (few, many))
     return ~(late > early)
 
 
-def _loss_after(model: Classifier, batch: Batch, steps: int, step: float, threat: Threat, seed: int) -> Tensor:
-    x = pgd(
-        model,
-        batch.x,
-        batch.y,
-        threat=threat,
-        options=AttackOptions(steps=steps, step=step),
-        seed=seed,
-        purpose=f"signals/{threat}",
-        index=batch.index,
-    )
+def _loss_after(model: Classifier, batch: Batch, steps: int, threat: Threat, seed: int) -> Tensor:
+    first = torch.zeros_like(batch.y)
+    x = restarted_pgd(model, batch, first, threat=threat, seed=seed, steps=steps, step=threat.eps / 4)
     with torch.no_grad(), borrowed(model):
         return cross_entropy(widen(model(x)), batch.y)
 
@@ -100,7 +113,3 @@ def _loss_after(model: Classifier, batch: Batch, steps: int, step: float, threat
 def _differ(one: Tensor, other: Tensor) -> Tensor:
     largest = torch.maximum(one.abs(), other.abs()).amax(1)
     return ~((one - other).abs().amax(1) <= SAME * largest)  # true for nan, too
-
-
-def _share(flags: Tensor) -> float:
-    return flags.float().mean().item()

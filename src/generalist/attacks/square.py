@@ -24,14 +24,14 @@ from torch import Tensor
 from generalist.attacks.base import Found, verdict
 from generalist.attacks.painters import PAINTERS, Draws, Painter
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, per_sample
+from generalist.attacks.rounds import InRounds, check_counts, per_sample
 from generalist.attacks.threats import Threat, widen
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""The queries of 10,000 after which the windows' area is halved; other budgets are scaled to these (the paper's)."""
+"""The queries of 10,000 after which the windows' area is halved (the paper's)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +53,17 @@ class Square(InRounds):
     p_init: float = 0.8
     """Share of the image that the first windows cover."""
 
+    rescaled: bool = False
+    """Whether the windows' schedule, made for 10,000 queries, is shortened or stretched to the budget. AutoAttack's is
+    not: its 5,000 queries end with windows of 1/128 of `p_init`, where a rescaled schedule would get to 1/512."""
+
     restarts: int = 1
     """Rounds, each another search with the whole budget."""
 
     def __post_init__(self) -> None:
-        if self.queries < 1:
-            raise ValueError(f"queries must be 1 or more, not {self.queries}")
+        check_counts(self.name, queries=self.queries, restarts=self.restarts)
         if not 0 < self.p_init <= 1:
-            raise ValueError(f"p_init is a share of the image in (0, 1], not {self.p_init}")
-        if self.restarts < 1:
-            raise ValueError(f"restarts must be 1 or more, not {self.restarts}")
+            raise GeneralistError(f"square: p_init is a share of the image in (0, 1], not {self.p_init}")
 
     @property
     def name(self) -> str:
@@ -74,8 +75,8 @@ class Square(InRounds):
 
     def share(self, query: int) -> float:
         """The share of the image that a window covers at this query (the start is query 0)."""
-        scaled = query * 10_000 // self.queries
-        return float(self.p_init / 2 ** sum(scaled > halving for halving in HALVINGS))
+        place = query * 10_000 // self.queries if self.rescaled else query
+        return float(self.p_init / 2 ** sum(place > halving for halving in HALVINGS))
 
     def stages(self) -> list[tuple[float, range]]:
         """The queries after the start, by the share of their windows."""
@@ -125,8 +126,6 @@ class _Search:
         self._model, self._dtype = model, batch.x.dtype
         self.natural = widen(batch.x.detach())
         logits = widen(model(batch.x))
-        if logits.shape[1] < 2:
-            raise GeneralistError("the model has 1 output per image: an attack needs 2 classes or more")
         wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # a model without an answer is not a success
         margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
         self._first = torch.zeros(1, dtype=torch.int64, device=batch.y.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.core.options import Number, Options, format_number
+from generalist.core.options import Number, Options, first_problem, format_number
 from generalist.core.registry import Registry
 
 
@@ -254,12 +254,7 @@ def parse_threat(text: str) -> ThreatOptions:
     try:
         return ThreatOptions.model_validate(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        reason = f"{place}: {problem['msg']}" if place else problem["msg"]
-        raise GeneralistError(
-            f"threat {text!r}: {reason.removeprefix('Value error, ')}; write norm:eps, as in linf:8/255"
-        ) from None
+        raise GeneralistError(f"threat {text!r}: {first_problem(error)}; write norm:eps, as in linf:8/255") from None
 
 
 def _plain(eps: float) -> str:

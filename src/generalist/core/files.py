@@ -53,8 +53,12 @@ def rename(source: Path, target: Path) -> None:
     _sync_directory(target.parent)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    atomic_write(path, lambda stream: _write_all(stream, data))
+
+
 def write_text(path: Path, text: str) -> None:
-    atomic_write(path, lambda stream: _write_all(stream, text.encode()))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

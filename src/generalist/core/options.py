@@ -9,7 +9,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 _FRACTION = re.compile(r"\s*[-+]?\d{1,9}\s*/\s*\d{1,9}\s*")
 
@@ -26,6 +26,14 @@ class Options(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong first of all, in one line: `field.within: message`."""
+    problem = error.errors()[0]
+    place = ".".join(str(part)[:60] for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
 
 
 def parse_number(value: Any) -> Any:

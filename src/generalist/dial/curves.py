@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from generalist._version import __version__
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.files import write_json
-from generalist.core.options import Fraction, Options
+from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial.learners import Learners, learners_of
 from generalist.dial.turning import Dial, Kind, Statistics, check_statistics
@@ -302,8 +302,7 @@ def _wish(natural: float | None, robust: float | None) -> Wish | None:
     try:
         return Wish(natural_at_least=natural, robust_at_least=robust)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise GeneralistError(f"{problem['loc'][0]}: {problem['msg']}: give a fraction, as 0.89") from None
+        raise GeneralistError(f"{first_problem(error)}: give a fraction, as 0.89") from None
 
 
 def _notes(learners: Learners, points: Sequence[Point], *, test: bool) -> list[str]:
@@ -330,6 +329,4 @@ def read_curve(run: RunDirectory) -> Curve:
     try:
         return Curve.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise RunError(f"{path} is damaged: {place}: {problem['msg']}"[:300]) from None
+        raise RunError(f"{path} is damaged: {first_problem(error)}"[:300]) from None

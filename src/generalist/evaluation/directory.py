@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from generalist.evaluation.summary import summarise
 from generalist.evaluation.verdicts import Verdicts
 
 SUMMARY = "summary.json"
+SHORTEST_LINE = 40
+"""Bytes of the least that records say of a sample."""
+MOST_VERDICTS = 1 << 31
+"""Rounds of all steps times samples: AutoAttack has some twenty rounds in a threat model."""
 
 
 def choose_folder(out: Path, header: Header, *, resume: bool) -> Path:
@@ -41,8 +46,8 @@ def check_shards(folder: Path, header: Header) -> None:
             raise RunError(f"{folder} is evaluated in {shards} shards, not {header.shards}: go on with these")
 
 
-def merge(folder: Path) -> dict[str, Any]:
-    """Join the parts in a directory into the summary that one process would have written; it is written, too."""
+def read_shards(folder: Path) -> tuple[Header, Verdicts]:
+    """What the records of all parts in a directory say; it may be unfinished, but nothing may be missing or foreign."""
     files = shard_files(folder)
     if not files:
         raise RunError(f"{folder} has no records to merge: evaluate with --shards i/n first")
@@ -50,14 +55,30 @@ def merge(folder: Path) -> dict[str, Any]:
     first = headers[min(headers)]
     if missing := set(range(1, first.shards + 1)) - headers.keys():
         raise RunError(f"{folder} lacks shard {min(missing)}/{first.shards}: evaluate it, or copy its records here")
+    _check_size(folder, first, files.values())
     verdicts = Verdicts(first.whole_index(), first.rounds)
     for (shard, _), path in files.items():
         if headers[shard].shared() != first.shared():
             raise RunError(f"{path} is of another evaluation ({difference(first, headers[shard])}): remove it")
         read_records(path, verdicts)
-    if count := verdicts.unfinished(first.plan()):
+    return first, verdicts
+
+
+def _check_size(folder: Path, header: Header, files: Iterable[Path]) -> None:
+    """Refuse a header that claims more than its files hold, before memory is allocated for it."""
+    samples = header.images if header.indices is None else len(header.indices)
+    if samples * SHORTEST_LINE > sum(path.stat().st_size for path in files):
+        raise RunError(f"{folder} is not finished, or damaged: it has fewer lines than samples; evaluate with --resume")
+    if samples * sum(header.rounds.values()) > MOST_VERDICTS:
+        raise RunError(f"{folder} is damaged: no evaluation has so many rounds")
+
+
+def merge(folder: Path) -> dict[str, Any]:
+    """Join the parts in a directory into the summary that one process would have written; it is written, too."""
+    header, verdicts = read_shards(folder)
+    if count := verdicts.unfinished(header.plan()):
         raise RunError(f"{folder} is not finished: {count} samples are left; go on with --shards i/n --resume")
-    summary = summarise(first, verdicts)
+    summary = summarise(header, verdicts)
     write_json(folder / SUMMARY, summary)
     return {**summary, "directory": str(folder)}
 

@@ -23,7 +23,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def weights_checksum(model: nn.Module) -> str:
     """SHA-256 of the names, types and bytes of all parameters and buffers, the same on every device."""
     digest = hashlib.sha256(type(model).__name__.encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    # A state dict lacks the buffers that are not kept in checkpoints, such as a normalization's.
+    for name, tensor in sorted({**dict(model.named_buffers()), **model.state_dict()}.items()):
         if not isinstance(tensor, torch.Tensor):  # a module's extra state
             digest.update(f"{name} {tensor!r}".encode())
             continue

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from generalist.attacks.signals import answers_at_random, gradient_signals
+from generalist.attacks.signals import (
+    answers_at_random,
+    answers_by_company,
+    answers_in_steps,
+    gives_probabilities,
+    not_rising,
+    takes_gradients,
+    zero_gradient,
+)
 from generalist.data.sets import Batch
 from generalist.evaluation.plan import HALF, Column, Plan
 from generalist.evaluation.verdicts import Verdicts
@@ -24,27 +32,42 @@ FEWEST = 3
 
 _PROBED = "the first images"
 _HIDDEN = "attacks that follow gradients may find little; trust Square more than them"
+_SURE = "attacks on it (pgd, apgd-ce) may find little; trust apgd-t and Square more than them"
 _RANDOM = "the model answers the same image differently each time: use aa-rand, which averages over its randomness"
+_COMPANY = "the model's answer to an image changes with the others in its batch: no verdict is one on a single image"
+_DYNAMIC = (
+    "the model takes gradients of its own while it answers: only an attack made for that can tell how robust it is"
+)
+_PROBABILITIES = (
+    "the model gives probabilities and no logits: where these round to 0 and 1 attacks find no gradient, and the model "
+    "seems more robust than it is; leave its last softmax out"
+)
 
 
 def model_warnings(model: nn.Module, batch: Batch, plan: Plan, *, seed: int) -> list[str]:
-    """What a few images tell before the attacks; each sign once, with the threat in which it was seen."""
+    """What a few images tell before the attacks."""
+    if _share(answers_at_random(model, batch.x)) > 0:
+        # Two answers that differ also make gradients and losses differ: nothing else can be told.
+        return [_RANDOM]
+    found = [_COMPANY] if bool(answers_by_company(model, batch.x).any()) else []
+    found += [_DYNAMIC] if takes_gradients(model, batch.x) else []
     if all(_is_black_box(step.key) for step in plan.steps):
-        return [_RANDOM] if bool(answers_at_random(model, batch.x).any()) else []
-    found: dict[str, None] = {}
+        return found
+    found += [_PROBABILITIES] if bool(gives_probabilities(model, batch.x).all()) else []
+    if (share := _share(answers_in_steps(model, batch, seed=seed))) >= COMMON:
+        found.append(f"the model's answers move in steps on {share:.0%} of {_PROBED}: {_HIDDEN}")
+    elif (share := _share(zero_gradient(model, batch))) >= COMMON:
+        found.append(f"the cross-entropy has no gradient on {share:.0%} of {_PROBED}: {_SURE}")
     for threat in dict.fromkeys(step.threat for step in plan.steps):
-        signals = gradient_signals(model, batch, threat=threat.build(), seed=seed)
-        if signals.random > 0:
-            # Two answers that differ also make gradients and losses differ: nothing else can be told.
-            return [_RANDOM]
-        if signals.stepped >= COMMON:
-            found[f"the model's answers move in steps on {signals.stepped:.0%} of {_PROBED}: {_HIDDEN}"] = None
-        elif signals.zero_gradient >= COMMON:
-            found[f"the loss has no gradient on {signals.zero_gradient:.0%} of {_PROBED}: {_HIDDEN}"] = None
-        if signals.not_rising >= COMMON:
-            share = f"{signals.not_rising:.0%} of {_PROBED}"
-            found[f"{threat}: the loss does not rise with the steps of PGD on {share}: {_HIDDEN}"] = None
-    return list(found)
+        if (share := _share(not_rising(model, batch, threat=threat.build(), seed=seed))) >= COMMON:
+            found.append(
+                f"{threat}: the loss does not rise with the steps of PGD on {share:.0%} of {_PROBED}: {_HIDDEN}"
+            )
+    return found
+
+
+def _share(flags: Tensor) -> float:
+    return flags.float().mean().item()
 
 
 def black_box_warnings(columns: Sequence[Column], verdicts: Verdicts) -> list[str]:

@@ -116,6 +116,6 @@ def _kept(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier evaluation left, if it was asked for the same."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):  # not there yet, or cut off: measured again
+    except (OSError, ValueError, RecursionError):  # not there yet, or cut off: measured again
         return None
     return found if isinstance(found, dict) and found.get("asked") == asked else None

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from generalist.core.errors import RunError
 from generalist.core.files import clear_write_errors
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.plan import Column, Precision, step_key
 from generalist.evaluation.verdicts import Bools, Ints, Verdicts
@@ -110,7 +110,7 @@ def read_header(path: Path) -> Header | None:
     try:
         return Header.model_validate_json(line)
     except ValidationError as error:
-        raise RunError(f"{path} does not begin like the records of an evaluation: {error.errors()[0]['msg']}") from None
+        raise RunError(f"{path} does not begin like the records of an evaluation: {first_problem(error)}") from None
 
 
 def read_records(path: Path, verdicts: Verdicts) -> int:
@@ -122,7 +122,7 @@ def read_records(path: Path, verdicts: Verdicts) -> int:
                 if not line.endswith(b"\n"):
                     raise ValueError("it has no end")
                 _add_line(json.loads(line), verdicts)
-            except (ValueError, KeyError, TypeError, RunError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, RunError) as error:
                 if stream.read(1):  # something follows: that is no tail that was cut off
                     raise RunError(f"line {number} of {path} is damaged ({error}): remove the file and go on") from None
                 break
@@ -132,7 +132,10 @@ def read_records(path: Path, verdicts: Verdicts) -> int:
 
 def _add_line(line: Any, verdicts: Verdicts) -> None:
     if "seconds" in line:
-        verdicts.add_seconds(_key(line), float(line["seconds"]))
+        seconds = line["seconds"]
+        if type(seconds) not in (int, float) or not 0 <= seconds < 1e12:  # false for nan, too
+            raise TypeError(f"{seconds!r:.40} is no time")
+        verdicts.add_seconds(_key(line), seconds)
         return
     position = np.asarray([verdicts.position(_whole(line["sample"]))])
     if line["attack"] == NATURAL:

@@ -23,7 +23,7 @@ from generalist.attacks.rounds import class_count
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.files import write_json
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.data.sets import Batch, Images
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.classifier import AnyPrecision
@@ -81,10 +81,7 @@ def suite_options(**values: Any) -> SuiteOptions:
     try:
         return SuiteOptions(**values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
-        text = problem["msg"].removeprefix("Value error, ")
-        raise GeneralistError(f"{place}: {text}" if place else text) from None
+        raise GeneralistError(first_problem(error)) from None
 
 
 @dataclass(frozen=True)
@@ -304,9 +301,8 @@ class Suite:
         return crew.submit(lambda: step.attack.run_round(network, batch, rounds, threat=threat, seed=self.options.seed))
 
     def _judged(self, step: Step, batch: Batch, found: Found) -> Found:
-        """What was found on another network than the user's own counts only where that one is wrong, too."""
-        if self.searched[step.half].network is self.model:
-            return found
+        """A success counts where the image lies in ball and box and the user's own model gets it wrong: whichever
+        network was searched, and whatever an attack of the user's own says of itself."""
         with borrowed(self.model):
             return verdict(self.model, batch, found.x, threat=step.threat.build())
 

@@ -15,7 +15,7 @@ import torch
 
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.core.files import atomic_write
+from generalist.core.files import write_bytes
 from generalist.export.source import Source
 
 TOLERANCE = 1e-4
@@ -35,7 +35,7 @@ def write_onnx(source: Source, path: Path) -> list[str]:
         raise GeneralistError(
             f"the ONNX graph's logits are {worst:.2g} away from the network's, more than {TOLERANCE:g}: nothing is kept"
         )
-    atomic_write(path, lambda stream: _write(stream, data))
+    write_bytes(path, data)
     return [
         f"input: image [batch, {', '.join(map(str, source.shape))}], float32 in [0, 1]; output: logits",
         f"checked with onnxruntime {runtime.__version__}: logits differ from PyTorch's by {worst:.1e} at most",
@@ -105,7 +105,3 @@ def _difference(runtime: Any, data: bytes, source: Source) -> float:
             return distance
         worst = max(worst, distance)
     return worst
-
-
-def _write(stream: Any, data: bytes) -> None:
-    stream.write(data)

@@ -58,7 +58,7 @@ class Source:
         """The run's evaluations of these very weights. Parts of one that were not joined yet are left out."""
         if self.run is None:
             return []
-        found = [read_summary(path) for path in sorted(self.run.path.glob(f"evaluation/*/{SUMMARY}"))]
+        found = [(path, read_summary(path)) for path in sorted(self.run.path.glob(f"evaluation/*/{SUMMARY}"))]
         mine = weights_checksum(self.model)
         return [(path, summary) for path, summary in found if _weights_of(summary) == mine and "shard" not in summary]
 

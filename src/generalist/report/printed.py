@@ -6,10 +6,10 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path as FilePath
-from typing import Any, BinaryIO
+from typing import Any
 
 from generalist.core.errors import GeneralistError
-from generalist.core.files import atomic_write, write_text
+from generalist.core.files import write_bytes, write_text
 from generalist.report.drawing import ROLES, Drawing, Path, Text
 from generalist.report.svg import MILLIMETRES, file_text
 
@@ -78,11 +78,7 @@ def _write_printed(path: FilePath, drawing: Drawing, form: str) -> None:
             metadata |= {"CreationDate": None}
         data = io.BytesIO()
         figure.savefig(data, format=form, dpi=DPI, metadata=metadata)
-    atomic_write(path, lambda stream: _write(stream, data.getvalue()))
-
-
-def _write(stream: BinaryIO, data: bytes) -> None:
-    stream.write(data)
+    write_bytes(path, data.getvalue())
 
 
 def _put_path(axes: Any, path: Path, scale: float, order: int) -> None:

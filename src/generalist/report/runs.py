@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import MAX_BYTES, Row, method_of, rows_of
+from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
 from generalist.evaluation.directory import SUMMARY
@@ -263,10 +263,9 @@ def _networks(run: Run, *, first: int, trust_code: bool) -> list[Network]:
     evaluations = [_evaluated(path) for path in files]
     networks: list[Network] = []
     for row in rows_of(run.path, trust_code=trust_code):
-        own = [found for found in evaluations if found.summary.subject == row.subject]
+        own = [found for found in evaluations if found.folder / SUMMARY in row.files]
         own.sort(key=lambda found: (-found.summary.samples, found.folder.name))
-        name = run.name if row.subject == "best" else f"{run.name} ({row.subject})"
-        networks.append(Network(run, name, first + len(networks), row, own))
+        networks.append(Network(run, named(run.name, row.apart), first + len(networks), row, own))
     return networks
 
 
@@ -283,9 +282,7 @@ def _checked(kind: type[M], text: bytes, path: Path, place: str = "") -> M:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part)[:60] for part in problem["loc"])
-        raise RunError(f"{path} is damaged: {place}{where}: {problem['msg']}"[:400]) from None
+        raise RunError(f"{path} is damaged: {place}{first_problem(error)}"[:400]) from None
 
 
 def _bytes(path: Path) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,16 @@ import torch
 from torch import nn
 
 from generalist import api
-from generalist.core.errors import GeneralistError, RunError
+from generalist.core.errors import GeneralistError
 from generalist.data.options import load_splits
 from generalist.data.sets import Images
 from generalist.evaluation.accuracy import NATURAL
-from generalist.evaluation.records import Header, read_header, read_records, shard_files
+from generalist.evaluation.directory import read_shards
+from generalist.evaluation.records import Header, shard_files
 from generalist.evaluation.verdicts import Bools, Verdicts
 from generalist.gradcam import gradcam
 from generalist.report.pictures import Examples, Floats, read_examples
 from generalist.report.runs import Network
-
-SHORTEST_LINE = 40
-"""Bytes of the least that a records file says of a sample."""
-MOST_ROUNDS = 10_000
-"""Of all steps together; AutoAttack has some twenty in each threat."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +54,10 @@ class Recorded:
 
 def recorded(network: Network) -> Recorded | None:
     """The records of a network's largest evaluation; None where none are kept."""
-    files = shard_files(network.main.folder)
-    headers = [(path, read_header(path)) for path in files.values()]
-    whole = [(path, header) for path, header in headers if header is not None]
-    if not whole:
+    folder = network.main.folder
+    if not shard_files(folder):
         return None
-    first = whole[0][1]
-    _check_size(first, [path for path, _ in whole])
-    verdicts = Verdicts(first.whole_index(), first.rounds)
-    for path, header in whole:
-        if header.shared() != first.shared():
-            raise RunError(f"{path} is of another evaluation than its neighbours: remove it")
-        read_records(path, verdicts)
-    return Recorded(network, first, verdicts, read_examples(network.main.folder / "examples.npz"))
-
-
-def _check_size(header: Header, files: Sequence[Path]) -> None:
-    """Refuse a header that claims more than its file can hold, before memory is allocated for it."""
-    samples = header.images if header.indices is None else len(header.indices)
-    size = sum(path.stat().st_size for path in files)
-    if samples * SHORTEST_LINE > size or sum(header.rounds.values()) > MOST_ROUNDS:
-        raise RunError(f"{files[0]} is damaged: it has fewer lines than samples; evaluate again")
+    return Recorded(network, *read_shards(folder), read_examples(folder / "examples.npz"))
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
     attacks = list(dict.fromkeys([NATURAL, *(name.partition("/")[0] for name in columns)]))
     threats = list(dict.fromkeys(name.partition("/")[2] for name in columns))
     words = ["--model", network.row.subject, "--attacks", ",".join(attacks)]
+    if (data := network.row.dataset) != network.run.recipe.data.name:
+        words += ["--data", data.removesuffix("-test").removesuffix("-train")]
     words += ["--threats", ",".join(threats)] if threats else []
     for key in ("mode", "precision", "seed"):
         words += [f"--{key}", str(identity[key])] if key in identity else []

@@ -107,7 +107,7 @@ def _way(found: Collection, network: Network, x: Axis, y: Axis) -> Way | None:
         return None
     points = []
     for point in curve.points:
-        measured = point.test or point.validation
+        measured = _measured(point)
         if x[1] not in measured or y[1] not in measured:
             return None
         points.append((100 * measured[x[1]].value, 100 * measured[y[1]].value, _gammas(point)))
@@ -120,10 +120,10 @@ def _gammas(point: Point) -> str:
 
 
 def _explain(section: Section, found: Collection, papers: Sequence[Row], pairs: Sequence[object]) -> None:
-    curved = [run for run in found.runs if run.curve is not None]
-    if pairs and curved:
-        where = "test" if all(run.curve and run.curve.points[0].test for run in curved) else "held-out"
-        steps = sorted({run.curve.steps for run in curved if run.curve})
+    curves = [run.curve for run in found.runs if run.curve is not None]
+    if pairs and curves:
+        where = " or ".join(sorted({_images(curve) for curve in curves}))
+        steps = sorted({curve.steps for curve in curves})
         section.add(
             note(
                 f"Small dots are the dial, measured with PGD of {' or '.join(map(str, steps))} steps on {where} "
@@ -201,11 +201,15 @@ def _triangles(section: Section, run: Run, curve: Curve) -> None:
         ]
         for point in curve.points
     ]
-    where = "test" if curve.points[0].test else "validation"
-    title = f"{short(run.name, 80)}: accuracy (%) along the dial, PGD-{curve.steps} on {where} images"
+    title = f"{short(run.name, 80)}: accuracy (%) along the dial, PGD-{curve.steps} on {_images(curve)} images"
     details = numbers(table(["shares", *columns, "Pareto"], rows, caption=title, sortable=True))
     suggestion = [note(short(curve.suggestion.text))] if curve.suggestion else []
     section.add(tag("h3", short(run.name, 80)), grid(*figures), *suggestion, details)
+
+
+def _images(curve: Curve) -> str:
+    """Those of `_measured`: a run may also validate on its test images."""
+    return "test" if curve.points[0].test or curve.split == "test" else "held-out"
 
 
 def _measured(point: Point) -> dict[str, Measured]:

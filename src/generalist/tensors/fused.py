@@ -216,7 +216,8 @@ def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compi
 
 def wholly_fused(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int]) -> FusedNetwork | None:
     """The network in half precision where kernels of our own fit all of its convolutions."""
-    if not (next(model.parameters()).is_cuda and importlib.util.find_spec("triton")):
+    first = next(model.parameters(), None)
+    if first is None or not (first.is_cuda and importlib.util.find_spec("triton")):
         return None
     try:
         fused = fuse(model, dtype, shape=shape, triton=True)
