@@ -183,6 +183,11 @@ class Objective:
         """Threat models of the objective's own, beside the learner's; validation measures them, too."""
         return []
 
+    @classmethod
+    def sources(cls, options: ObjectiveOptions) -> list[str]:
+        """What it will ask `learner.artefact` for: a source that cannot be is refused before anything runs."""
+        return []
+
     def variant(self, step: int, epoch: int) -> str:
         """Which variant iteration `step` runs. Asked once an iteration, on the host."""
         return self.variants[0]
@@ -198,10 +203,7 @@ class Objective:
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         """The gradients of `loss` on inputs that are made already."""
         loss, metrics = self.loss(inputs, progress)
-        parameters = list(self.learner.model.parameters())
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        return filled, {"loss": loss.detach(), **metrics}
+        return gradients_with(loss, self.learner.model), {"loss": loss.detach(), **metrics}
 
     def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
         """One gradient per parameter, in the order of `model.parameters()`, and scalars to log (`loss` among them)."""
@@ -273,9 +275,19 @@ ObjectiveChoice = Annotated[SerializeAsAny[ObjectiveOptions], BeforeValidator(_p
 """A recipe's `objective` field."""
 
 
+def class_of(options: ObjectiveOptions) -> type[Objective]:
+    """The class of an objective whose options were checked, import paths included."""
+    return OBJECTIVES.get(options.kind, trust_code=True)
+
+
 def build_objective(options: ObjectiveOptions) -> Objective:
-    """The objective of options that were checked, import paths included."""
-    return OBJECTIVES.get(options.kind, trust_code=True)(options)
+    return class_of(options)(options)
+
+
+def gradients_with(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    """The gradient of `loss` for each parameter of `model`; zeros for one that took no part in it."""
+    parameters = list(model.parameters())
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Metrics:

@@ -103,6 +103,11 @@ def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2)
     return path
 
 
+def exist(run: RunDirectory) -> bool:
+    """Whether any was finished; the folder alone may be what a kill has left."""
+    return bool(_found(run))
+
+
 def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none."""
     paths = _found(run)

@@ -49,7 +49,8 @@ class Listener:
 class Trainer:
     """One training run. `run` trains to the end, from the newest checkpoint where there is one.
 
-    The processes of a `group` each have one; they run in step, and the first alone writes files.
+    `locate` says where a source lies that the recipe names. The processes of a `group` each have a trainer; they run
+    in step, and the first alone writes files.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class Trainer:
         device: torch.device,
         trust_code: bool = False,
         listener: Listener | None = None,
-        stages: dict[str, RunDirectory] | None = None,
+        locate: Callable[[str], str] = str,
         group: Group | None = None,
     ) -> None:
         self.job, self.directory, self.device = job, directory, device
-        self.stages = stages or {}
+        self.locate = locate
         self.listener = listener or Listener()
         self.parallel = parallel_for(job, group)
         self.group = self.parallel.group
@@ -122,11 +123,9 @@ class Trainer:
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
 
-    def _artefact(self, text: str) -> dict[str, Tensor]:
-        """Weights for an objective: `SOURCE[#SUBJECT]`, SOURCE an earlier stage or `RUN[@EPOCH]`."""
-        source, _, subject = text.partition("#")
-        where = str(self.stages[source].path) if source in self.stages else source
-        return load_weights(artefact_file(f"{where}#{subject or GLOBAL}", GLOBAL))[0]
+    def _artefact(self, source: str) -> dict[str, Tensor]:
+        """Weights that an objective asks for: by default the global learner's."""
+        return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train = self.job.train
@@ -218,10 +217,9 @@ class Trainer:
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:
             record |= self._validate(epoch, gammas)
-        redistribution = self.job.mixing.redistribution
-        apart = epoch == redistribution.last_apart(train.epochs)
-        if last or apart or (train.snapshots.every and epoch % train.snapshots.every == 0):
+        if self.job.keeps_snapshot(epoch):
             self._snapshot(epoch)
+        redistribution = self.job.mixing.redistribution
         record["redistributed"] = redistribution.due(epoch, train.epochs)
         if record["redistributed"] and redistribution.when == "epoch-end":
             self._gather()
@@ -391,6 +389,9 @@ class Trainer:
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
         if not self.group.first:
+            return
+        if not self.directory.metrics.exists():  # nor, perhaps, its directory: a later stage that has yet to begin
+            self.metrics_bytes = 0
             return
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
