@@ -35,6 +35,7 @@ from generalist.training.validation import Validation, Validator, validation_ind
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
 LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
+BELOW = "no epoch has the natural accuracy of validation.min_natural: the best is the one that comes nearest"
 
 
 @dataclass
@@ -262,7 +263,8 @@ class Trainer:
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         self.regret.add(found.clipped_loss)
         score = found.score(self.job.validation)
-        if self.best is None or self.job.validation.rule == "last" or score > self.best.score:
+        latest = self.job.validation.rule == "last" and score >= 0
+        if self.best is None or latest or score > self.best.score:
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch)
         record = {
@@ -277,7 +279,8 @@ class Trainer:
 
     def _warning(self) -> dict[str, str]:
         """What every output must say, where there is something to say."""
-        return {"warning": "; ".join(self.warnings)} if self.warnings else {}
+        said = [*self.warnings, *([BELOW] if self.best is not None and self.best.score < 0 else [])]
+        return {"warning": "; ".join(said)} if said else {}
 
     def _about(self, epoch: int) -> dict[str, Any]:
         """What a weights file says of itself: enough to build the network again."""
@@ -324,11 +327,6 @@ class Trainer:
         for learner in self.learners:
             live |= {f"learner.{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
         return live
-
-    def state_bytes(self) -> int:
-        """Bytes of the training state, gradients included."""
-        tensors = [*self.live_tensors().values(), *(learner.gradient for learner in self.learners)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def checkpoint(self) -> None:
         """Write one, unless a loss or a weight has stopped being finite."""
