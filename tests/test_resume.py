@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core.errors import GeneralistError, InterruptedRunError, RunError
@@ -404,6 +405,13 @@ def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "recipe.yaml").write_text("{}")
     with pytest.raises(RunError, match="neither snapshots nor weights"):
         branch_files(str(tmp_path / "empty"), ["robust"])
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, "[1]", '{"model":'])
+def test_a_crafted_header_is_refused(tmp_path: Path, header: str) -> None:
+    save_file({"linear.weight": torch.zeros(1)}, tmp_path / "crafted.safetensors", metadata={"generalist": header})
+    with pytest.raises(RunError, match=r"crafted.safetensors"):
+        load_weights(tmp_path / "crafted.safetensors")
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:

@@ -317,3 +317,13 @@ def test_objectives_name_an_epoch_of_a_stage_as_starts_do(tmp_path: Path) -> Non
     raw = {**TWO_ENDS, "stages": [*TWO_ENDS["stages"][:2], {"name": "last", **curve("one@1#one", "two")}]}
     run = train(raw, out=tmp_path / "run", device="cpu")
     assert len(run.read_metrics()) == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{", '{"resumed": 3}'])
+def test_a_crafted_environment_is_refused(tmp_path: Path, text: str) -> None:
+    plain = {**RECIPE, "stages": []}
+    with pytest.raises(InterruptedRunError):
+        train(plain, out=tmp_path / "run", device="cpu", listener=stopping_at(1))
+    RunDirectory(tmp_path / "run").environment.write_text(text)
+    with pytest.raises(RunError, match=r"environment.json is damaged"):
+        train(plain, out=tmp_path / "run", device="cpu", resume=True)

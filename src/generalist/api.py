@@ -45,7 +45,7 @@ DEFAULT_THREATS = ("linf:8/255",)
 def train(
     recipe: str | Path | Mapping[str, Any] | Recipe,
     *,
-    overrides: Iterable[str] = (),
+    overrides: str | Iterable[str] = (),
     out: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -63,13 +63,14 @@ def train(
     anything runs. In a process that torchrun has started, it trains together with the others (`train.parallel`).
     """
     following = make_trackers(trackers)
-    overrides = [*overrides, "data.name=arrays"] if data is not None else list(overrides)
+    changes = [overrides] if isinstance(overrides, str) else list(overrides)
+    changes += ["data.name=arrays"] if data is not None else []
     if resume and isinstance(recipe, str | Path) and RunDirectory(Path(recipe)).exists():
         out = out or recipe
         recipe = RunDirectory(Path(recipe)).recipe
-    whole = load_recipe(recipe, overrides=overrides, trust_code=trust_code)
+    whole = load_recipe(recipe, overrides=changes, trust_code=trust_code)
     with distributed.start(choose_device(device), timeout=whole.train.parallel.timeout) as group:
-        run, resume = shared_directory(whole, out, resume=resume, group=group)
+        run, resume = shared_directory(whole, out, resume=resume, group=group, trust_code=trust_code)
         train_runs(
             whole,
             run,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import GLOBAL, RunDirectory, next_free
 from generalist.data.options import Splits, load_splits
-from generalist.recipe import FRESH, Recipe, StageOptions, parse_yaml, stage_recipe, to_yaml
+from generalist.recipe import FRESH, Recipe, StageOptions, parse, parse_yaml, stage_recipe, to_yaml
 from generalist.tracking import Tracker, Tracking
 from generalist.training import checkpoint as checkpoints
 from generalist.training.artefacts import AVERAGE, artefact_file, branch_files
@@ -31,7 +31,7 @@ from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
 
 
-def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> RunDirectory:
+def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
     """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
     if out is None:
         if resume:
@@ -41,14 +41,14 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> Ru
         return RunDirectory(next_free(Path("runs"), folder or "run"))
     run = RunDirectory(Path(out))
     if resume:
-        _check_same_recipe(recipe, run.require())
+        _check_same_recipe(recipe, run.require(), trust_code=trust_code)
     else:
         _check_free(run)
     return run
 
 
 def shared_directory(
-    recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group
+    recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group, trust_code: bool = False
 ) -> tuple[RunDirectory, bool]:
     """(where the run of all ranks goes, whether it is resumed), as rank 0 finds it.
 
@@ -60,7 +60,7 @@ def shared_directory(
     found = None
     if group.first:
         resume = resume or (again and out is not None and RunDirectory(Path(out)).exists())
-        found = run_directory(recipe, out, resume=resume), resume
+        found = run_directory(recipe, out, resume=resume, trust_code=trust_code), resume
     shared: tuple[RunDirectory, bool] = group.from_first(found)
     return shared
 
@@ -70,18 +70,23 @@ def _check_free(run: RunDirectory) -> None:
         raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
 
 
-def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
+def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -> None:
     """A resumed run follows its own recipe to the letter."""
-    before = parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
-    now = parse_yaml(to_yaml(recipe), "recipe")
+    now, before = _plain(recipe), parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
+    with suppress(RecipeError):  # options that are newer than the run have their defaults there, too
+        before = _plain(parse(before, trust_code=trust_code))
     for raw in (now, before):  # another number of processes may share the work differently
         if isinstance(train := raw.get("train"), dict):
             train.pop("parallel", None)
-    changed = [name for name in now if name != "name" and now[name] != before.get(name)]
+    changed = [name for name in {**now, **before} if name != "name" and now.get(name) != before.get(name)]
     if changed:
         raise RecipeError(
             changed[0], f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from instead)"
         )
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return parse_yaml(to_yaml(recipe), "recipe")
 
 
 @dataclass(frozen=True)
@@ -309,7 +314,7 @@ def _read_environment(run: RunDirectory) -> dict[str, Any] | None:
         return None
     try:
         environment = json.loads(run.environment.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{run.environment} is damaged: {error}") from error
     if not isinstance(environment, dict) or not isinstance(environment.get("resumed", []), list):
         raise RunError(f"{run.environment} is damaged")
