@@ -24,9 +24,9 @@ from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
 from generalist.stages import run_directory, shared_directory
+from generalist.tensors.state import restore
 from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
 from generalist.training.build import build_engine, build_learners
-from generalist.training.checkpoint import restore
 from generalist.training.global_share import GlobalShare
 from generalist.training.graph import why_not_graph
 from generalist.training.parallel import Parallel

@@ -215,6 +215,18 @@ def test_two_checkpoints_are_kept_and_nothing_else(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """Each would be as large as a checkpoint, and one more with every kill."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    left = (".step-000000002.new.77.tmp", "step-000000002.new", "step-000000002.sha256", ".step-000000002.sha256.7.tmp")
+    for name in (*left, "notes.txt"):
+        (folder / name).write_text("half")
+    train(plain(), tmp_path)
+    names = {file.name for file in folder.iterdir()}
+    assert names == {f"step-{step:09d}.{end}" for step in (9, 12) for end in ("pt", "sha256")} | {"notes.txt"}
+
+
 def test_a_checkpoint_is_plain_tensors(tmp_path: Path) -> None:
     train(plain(), tmp_path)
     content = torch.load(tmp_path / "checkpoints" / "step-000000012.pt", weights_only=True)

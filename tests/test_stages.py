@@ -327,3 +327,12 @@ def test_a_crafted_environment_is_refused(tmp_path: Path, text: str) -> None:
     RunDirectory(tmp_path / "run").environment.write_text(text)
     with pytest.raises(RunError, match=r"environment.json is damaged"):
         train(plain, out=tmp_path / "run", device="cpu", resume=True)
+
+
+def test_what_there_is_to_say_of_a_later_stage_is_said_once(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    """Every stage is built twice: at first for its complaints, and when its turn comes."""
+    stages = [RECIPE["stages"][0], {"name": "main", "start": str(uninterrupted.path)}]
+    said: list[str] = []
+    overrides = ["train.seed=1", "train.epochs=1"]  # another seed holds out images that the source was trained on
+    train({**RECIPE, "stages": stages}, overrides=overrides, out=tmp_path / "run", listener=Listener(say=said.append))
+    assert len([text for text in said if "held out here" in text]) == 1

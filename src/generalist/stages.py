@@ -217,12 +217,12 @@ def train_runs(
         start = recorded
     plans = plan_runs(whole, run, start=start, trust_code=trust_code)
 
-    def build(plan: Plan) -> _Built:
+    def build(plan: Plan, listener: Listener = listener) -> _Built:
         return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener, group=group)
 
     ready: _Built | None = build(plans[0])
     for plan in plans[1:]:
-        build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
+        build(plan, Listener())  # for its complaints only: the learners of all need not lie in memory together
     tracking = Tracking(trackers, listener.say)
     with run.lock() if group.first else nullcontext(), stop_requests(patient=group.world > 1) as request:
         if not resume and group.first:

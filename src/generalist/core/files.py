@@ -53,8 +53,15 @@ def rename(source: Path, target: Path) -> None:
     _sync_directory(target.parent)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    def write(stream: BinaryIO) -> None:
+        stream.write(data)
+
+    atomic_write(path, write)
+
+
 def write_text(path: Path, text: str) -> None:
-    atomic_write(path, lambda stream: _write_all(stream, text.encode()))
+    write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -71,10 +78,6 @@ def _digest(stream: BinaryIO) -> str:
     while chunk := stream.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _write_all(stream: BinaryIO, data: bytes) -> None:
-    stream.write(data)
 
 
 def _sync_directory(path: Path) -> None:

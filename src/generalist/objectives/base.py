@@ -25,6 +25,7 @@ from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch, Images
 from generalist.tensors.folding import FoldedNetwork
 from generalist.tensors.modes import computing_in
+from generalist.tensors.state import restore
 
 Metrics = dict[str, Tensor]
 
@@ -228,22 +229,9 @@ class Objective:
         """What a checkpoint must keep: tensors only, and the live ones, not copies."""
         return {}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy what `state_dict` gave once into the live tensors."""
-        live = self.state_dict()
-        if unknown := sorted(state.keys() ^ live.keys()):
-            raise GeneralistError(
-                f"the checkpoint holds state that objective {self.options.kind!r} does not have, or lacks some of it "
-                f"({unknown[0]!r}); resume with the recipe that the run began with"
-            )
-        for name, tensor in live.items():
-            if tensor.shape != state[name].shape:
-                raise GeneralistError(
-                    f"the checkpoint does not fit objective {self.options.kind!r}: {name!r} has shape "
-                    f"{tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
-                )
-            tensor.copy_(state[name])
+        restore(self.state_dict(), state)
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")

@@ -29,6 +29,7 @@ from generalist.objectives.msd import MsdOptions
 from generalist.objectives.wrapper import Wrapper, WrapperOptions
 from generalist.tensors.batchnorm import reestimate, tracked
 from generalist.tensors.modes import computing_in
+from generalist.tensors.state import under
 
 CHUNK = 500
 """Images a pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
@@ -207,8 +208,7 @@ class RobustModeConnectivity(Wrapper):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        prefix = "around."
-        self.inner.load_state_dict({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
+        self.inner.load_state_dict(under("around.", state))
 
 
 def curve_point(first: Tensor, middle: Tensor, last: Tensor, t: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from generalist.core.files import clear_write_errors
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
+from generalist.tensors.state import restore, under
 from generalist.training import checkpoint as checkpoints
 from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from, unseen
 from generalist.training.build import build_engine, build_learners, with_extra
@@ -360,11 +361,11 @@ class Trainer:
             self._truncate_metrics()
             return False
         values = self._checked(checkpoints.Values.parse(found.values))
-        sums = checkpoints.under("sums.", found.tensors)
-        checkpoints.restore(self.live_tensors(), checkpoints.under("live.", found.tensors))
+        sums = under("sums.", found.tensors)
+        restore(self.live_tensors(), under("live.", found.tensors))
         self.global_learner.restored()
         for learner in self.learners:
-            learner.objective.load_state_dict(checkpoints.under(f"objective.{learner.name}.", found.tensors))
+            learner.objective.load_state_dict(under(f"objective.{learner.name}.", found.tensors))
         for name, total in sums.items():
             if total.shape != (2,) or name.partition(".")[0] not in {learner.name for learner in self.learners}:
                 raise RunError(f"the checkpoint is damaged: {name!r} is no sum of a learner")
