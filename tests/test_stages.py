@@ -194,11 +194,11 @@ def test_a_later_stage_that_cannot_be_leaves_nothing_behind(tmp_path: Path) -> N
 def test_branch_and_resume_without_the_source(tmp_path: Path, uninterrupted: RunDirectory) -> None:
     """A branch that was killed before its first epoch's checkpoint still goes on from the source's weights."""
     plain = {**RECIPE, "stages": []}
-    whole = train(plain, out=tmp_path / "whole", start=str(uninterrupted.path), device="cpu")
+    whole = train(plain, out=tmp_path / "whole", start=uninterrupted, device="cpu")
     out = tmp_path / "branch"
     with pytest.raises(InterruptedRunError):
-        train(plain, out=out, start=str(uninterrupted.path), device="cpu", listener=stopping_at(2))
-    assert same_weights(train(out, resume=True, device="cpu").last, whole.last)
+        train(plain, out=out, start=uninterrupted.path, device="cpu", listener=stopping_at(2))
+    assert same_weights(train(RunDirectory(out), resume=True, device="cpu").last, whole.last)
     fresh = train(plain, out=tmp_path / "fresh", device="cpu")
     assert not same_weights(fresh.last, whole.last)
 

@@ -74,7 +74,7 @@ class DataOptions(Options):
 
     workers: int | None = Field(default=None, ge=1, le=256)
     """Threads or processes that decode a folder; left out, one for each core that the job's processes on this machine
-    have each, at most 16."""
+    have each, at most 16. Folders only."""
 
     decoder: Literal["threads", "processes"] = "threads"
     """What decodes a folder's images. Threads start at once and copy nothing; processes pay where thousands of images

@@ -198,7 +198,8 @@ class ValidationOptions(Options):
     or is the `last`."""
 
     min_natural: Fraction = 0.0
-    """Only epochs with at least this natural accuracy can be the best. Published code: 0.88."""
+    """Only epochs with at least this natural accuracy can be the best; where none has it, the nearest is kept, and
+    every output says so. Published code: 0.88."""
 
     batch_size: int = Field(default=500, ge=1, le=1_000_000)
     """Images a validation batch; changes nothing but speed and memory."""
