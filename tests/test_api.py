@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from generalist import evaluate, load, train
 from generalist.attacks.threats import ThreatOptions
-from generalist.core.errors import GeneralistError, RunError
+from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.data.digits import load_digits
 from generalist.evaluation import Accuracy
@@ -266,3 +266,8 @@ def test_a_run_is_not_overwritten(run: RunDirectory) -> None:
     with pytest.raises(RunError, match="exists already"):
         train(RECIPE, out=run.path, device="cpu")
     assert run.last.read_bytes() == before
+
+
+def test_one_override_needs_no_list(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.epochs: Input should be greater"):
+        train("digits-d", overrides="train.epochs=0", out=tmp_path / "run")

@@ -183,7 +183,7 @@ def test_training_and_evaluation_say_what_they_left_out(root: Path, tmp_path: Pa
 
 def test_the_fields_belong_to_folders() -> None:
     for change in ("data.corrupt=skip", "data.decoder=processes"):
-        with pytest.raises(RecipeError, match="are for `name: folder`"):
+        with pytest.raises(RecipeError, match="is for `name: folder`"):
             load_recipe("digits-d", overrides=[change])
 
 

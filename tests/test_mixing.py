@@ -27,6 +27,7 @@ from generalist.core.run import RunDirectory
 from generalist.training.artefacts import load_weights
 from generalist.training.loop import Trainer
 from generalist.training.measures import Regret, drift, ensemble, mixing_gap
+from generalist.training.validation import Validation
 
 TOLERANCE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
 SPE = 3  # iterations an epoch
@@ -304,6 +305,36 @@ def test_the_best_epoch_is_the_one_with_the_highest_sum(tmp_path: Path) -> None:
     last, about = load_weights(tmp_path / "last.safetensors")
     assert about["epoch"] == 8
     assert torch.equal(trainer.learners[0].flat.read(last)[0], trainer.global_learner.vector)
+
+
+@pytest.mark.parametrize(
+    ("options", "found", "best"),
+    [
+        ({"rule": "natural"}, [(0.5, 0.4), (0.7, 0.1), (0.6, 0.3)], 2),
+        ({"rule": "robust"}, [(0.5, 0.4), (0.7, 0.1), (0.6, 0.3)], 1),
+        ({"rule": "last"}, [(0.5, 0.4), (0.7, 0.1), (0.6, 0.3)], 3),
+        ({"min_natural": 0.6}, [(0.5, 0.4), (0.7, 0.0), (0.6, 0.2)], 3),
+        ({"min_natural": 0.6, "rule": "last"}, [(0.5, 0.4), (0.7, 0.0), (0.5, 0.4)], 2),
+        ({"min_natural": 0.9}, [(0.3, 0.3), (0.8, 0.1), (0.7, 0.4)], 2),
+        ({"min_natural": 0.9, "rule": "last"}, [(0.3, 0.3), (0.8, 0.1), (0.7, 0.4)], 2),
+    ],
+)
+def test_the_rule_and_the_least_natural_accuracy_choose_the_epoch(
+    tmp_path: Path, options: dict[str, Any], found: list[tuple[float, float]], best: int
+) -> None:
+    """Where no epoch may be the best, the nearest to being allowed is kept, and not the first, whatever it is."""
+    trainer = make_trainer(tiny_recipe([ROBUST], train={"epochs": 3}, validation=options), tmp_path)
+    accuracies = iter({"natural": natural, "linf:0.1": robust} for natural, robust in found)
+
+    def validate(*of: Any) -> Validation:
+        return Validation({"global": next(accuracies)}, {}, {"robust": 0.5}, ensemble=0.0, drift=0.0, gap=0.0)
+
+    trainer.validator = validate  # type: ignore[assignment]
+    trainer.run()
+    about = load_weights(trainer.directory.model)[1]
+    assert about["epoch"] == trainer.directory.read_metrics()[-1]["best_epoch"] == best
+    below = options.get("min_natural", 0) > max(natural for natural, _ in found)
+    assert ("min_natural" in about.get("warning", "")) == below
 
 
 # -- the published code's column --------------------------------------------------------------------------------------

@@ -188,6 +188,8 @@ def test_an_import_path_needs_trust_and_takes_options():
     assert len(build(name, trust=True, options={"depth": 3})) == 5
     with pytest.raises(GeneralistError, match=r"unexpected keyword argument 'dept'; see model\.options"):
         build(name, trust=True, options={"dept": 3})
+    with pytest.raises(GeneralistError, match=r"cannot be built: TypeError: 'str' .*; see model\.options"):
+        build(name, trust=True, options={"depth": "three"})
     with pytest.raises(GeneralistError, match="gave a int"):
         build(f"{__name__}:not_a_model", trust=True)
     with pytest.raises(GeneralistError, match="not a factory"):

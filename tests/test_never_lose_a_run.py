@@ -78,6 +78,19 @@ def test_a_run_that_appears_meanwhile_is_not_taken_over(tmp_path: Path, monkeypa
     assert "seed: 9" in (out / "recipe.yaml").read_text()
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
+def test_a_run_whose_files_are_links_changes_no_other_file(tmp_path: Path, name: str) -> None:
+    out, precious = tmp_path / "run", tmp_path / "precious"
+    with pytest.raises(InterruptedRunError):
+        api_train(quick(), out, listener=stop_at(4))
+    precious.write_text("not a run's")
+    (out / name).unlink()
+    (out / name).symlink_to(precious)
+    with pytest.raises(RunError, match="is a link"):
+        api_train(quick(), out, resume=True)
+    assert precious.read_text() == "not a run's"
+
+
 class DropoutNet(nn.Module):
     """Draws from torch's own generator in every training step."""
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from objectives_toy import Toy, assert_same_gradients, cross_entropy_attack, make_toy, parameter_gradients
 from torch import Tensor
-from training_helpers import NATURAL, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
 from generalist.objectives.awp import perturbation, restored
@@ -176,3 +176,9 @@ def test_threats_are_those_of_what_is_wrapped() -> None:
         tiny_recipe([{**NATURAL, "threat": "linf:0.1", "objective": {"kind": "awp", "around": "nt"}}])
     with pytest.raises(RecipeError, match="trades"):
         tiny_recipe([{**NATURAL, "threat": "linf:0.1", "objective": {"kind": "awp", "around": "tradse"}}])
+
+
+def test_variants_that_are_known_after_setup_only_are_passed_on(tmp_path: Path) -> None:
+    learner = {**ROBUST, "objective": {"kind": "awp", "around": {"kind": "e-at", "beside": ["l2:0.3"]}}}
+    trainer = train(tiny_recipe([learner], train={"epochs": 1}), tmp_path)
+    assert trainer.learners[0].objective.variants == ("linf:0.1", "l2:0.3")

@@ -23,8 +23,9 @@ from several_norms_helpers import (
     train_inside_a_generalist,
 )
 from torch import Tensor, nn
-from training_helpers import train
+from training_helpers import TinyNet, train
 
+from generalist.models.registry import MODELS
 from generalist.objectives.ramp import Ramp, merged, paired_divergence
 
 RAMP = {"kind": "ramp", "beside": [f"l2:{L2}"], "pairing": 5}
@@ -150,3 +151,21 @@ def test_the_merge_changes_what_is_learnt(tmp_path: Path) -> None:
         for share in (0.0, 0.5)
     ]
     assert not torch.equal(*found)
+
+
+def test_a_parameter_that_takes_no_part_in_the_loss_has_no_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in any other objective: networks of other libraries have such."""
+
+    class Idle(TinyNet):
+        def __init__(self, *, num_classes: int, in_channels: int) -> None:
+            super().__init__(num_classes=num_classes, in_channels=in_channels)
+            self.idle = nn.Parameter(torch.ones(2))
+
+    monkeypatch.setitem(MODELS._things, "tiny", Idle)
+    toy = Toy(RAMP, tmp_path)
+    toy.objective.epoch_start(1)
+    found, _ = toy.gradients()
+    names = [name for name, _ in toy.model.named_parameters()]
+    assert not found[names.index("idle")].any() and found[names.index("linear.weight")].any()

@@ -21,7 +21,7 @@ from several_norms_helpers import (
     recipe_of,
     train_inside_a_generalist,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from training_helpers import ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core.errors import GeneralistError
@@ -173,9 +173,15 @@ def test_inside_a_generalist(ends: list[str], tmp_path: Path) -> None:
     assert float(objective.best) == 0.5, "a mix has no curve: nothing was chosen"
 
 
-def test_ends_of_another_architecture_are_refused(ends: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["linear.weight", "norm.running_mean"])
+@pytest.mark.parametrize("damage", ["missing", "of another size"])
+def test_ends_of_another_architecture_are_refused(ends: list[str], tmp_path: Path, name: str, damage: str) -> None:
     toy = Toy(rmc(ends), tmp_path)
-    toy.objective.learner.artefact = lambda source: {"linear.weight": torch.zeros(2, 2)}
-    with pytest.raises(GeneralistError, match="another architecture"):
+    state = dict(weights_of(ends)[0])
+    if damage == "missing":
+        del state[name]
+    else:
+        state[name] = torch.zeros(2, 2)
+    toy.objective.learner.artefact = lambda source: state
+    with pytest.raises(GeneralistError, match=f"another architecture: '{name}'"):
         toy.objective.epoch_start(1)
-    assert isinstance(toy.model, nn.Module)

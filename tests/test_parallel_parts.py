@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +26,9 @@ from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
 from generalist.stages import run_directory, shared_directory
+from generalist.tensors.state import restore
 from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
 from generalist.training.build import build_engine, build_learners
-from generalist.training.checkpoint import restore
 from generalist.training.global_share import GlobalShare
 from generalist.training.graph import why_not_graph
 from generalist.training.parallel import Parallel
@@ -407,6 +408,20 @@ def test_a_resumed_run_may_share_the_work_differently(tmp_path: Path) -> None:
     assert run_directory(changed, run.path, resume=True) == run
     with pytest.raises(RecipeError, match="train: differs"):
         run_directory(tiny_recipe(train={"seed": 4}), run.path, resume=True)
+
+
+def test_a_resumed_run_may_have_begun_before_an_option_was_there(tmp_path: Path) -> None:
+    """As after an upgrade: what its recipe does not say has its default value, now as then."""
+    recipe, run = tiny_recipe(), RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    assert recipe.train.deterministic is False
+    run.recipe.write_text(re.sub(r"(?m)^  deterministic: .*\n", "", to_yaml(recipe)))
+    assert run_directory(recipe, run.path, resume=True) == run
+    with pytest.raises(RecipeError, match="train: differs"):
+        run_directory(tiny_recipe(train={"deterministic": True}), run.path, resume=True)
+    run.recipe.write_text(to_yaml(recipe) + "no_option_of_ours: 3\n")
+    with pytest.raises(RecipeError, match="no_option_of_ours: differs"):
+        run_directory(recipe, run.path, resume=True)
 
 
 def test_a_job_that_is_started_anew_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ import random as python_random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core.errors import GeneralistError, InterruptedRunError, RunError
@@ -155,17 +155,10 @@ def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(recipe.model_dump_json())
     helper = Path(__file__).with_name("training_helpers.py")
     killed = tmp_path / "killed"
-    command = [sys.executable, str(helper), str(tmp_path / "recipe.json"), str(killed)]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list(killed.glob("checkpoints/step-*.pt")):
-        time.sleep(0.01)
-    time.sleep(python_random.Random().uniform(0, 0.5))
-    process.kill()
-    process.wait()
-    before = len(list(killed.glob("checkpoints/step-*.pt")))
-    assert process.returncode == -signal.SIGKILL, "the run was too short to be killed"
-    assert before
+    after = python_random.Random().uniform(0.001, 0.3)
+    command = [sys.executable, str(helper), str(tmp_path / "recipe.json"), str(killed), str(after)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert done.returncode == -signal.SIGVTALRM, "the run was too short to be killed"
     trainer = make_trainer(recipe, killed)
     assert trainer.resume()
     assert 0 < trainer.step < 120 * trainer.steps_per_epoch
@@ -220,6 +213,18 @@ def test_two_checkpoints_are_kept_and_nothing_else(tmp_path: Path) -> None:
     names = sorted(file.name for file in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-000000009.pt", "step-000000009.sha256", "step-000000012.pt", "step-000000012.sha256"]
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    """Each would be as large as a checkpoint, and one more with every kill."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    left = (".step-000000002.new.77.tmp", "step-000000002.new", "step-000000002.sha256", ".step-000000002.sha256.7.tmp")
+    for name in (*left, "notes.txt"):
+        (folder / name).write_text("half")
+    train(plain(), tmp_path)
+    names = {file.name for file in folder.iterdir()}
+    assert names == {f"step-{step:09d}.{end}" for step in (9, 12) for end in ("pt", "sha256")} | {"notes.txt"}
 
 
 def test_a_checkpoint_is_plain_tensors(tmp_path: Path) -> None:
@@ -316,19 +321,20 @@ def test_a_full_disk_is_a_clear_error_and_leaves_earlier_checkpoints(
 
 
 def test_the_lock_refuses_a_second_process(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from generalist.core.run import RunDirectory\n"
-        "with RunDirectory(Path(sys.argv[1])).lock(): print('held')"
+    run = RunDirectory(tmp_path)
+    with run.lock(), pytest.raises(RunError, match="in use"), run.lock():
+        pytest.fail("it was not refused")
+    holds = (
+        "import fcntl, sys; s = open(sys.argv[1]); fcntl.flock(s, fcntl.LOCK_EX); print('held', flush=True); input()"
     )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    with RunDirectory(tmp_path).lock():
-        refused = subprocess.run(command, capture_output=True, text=True, check=False)
-        with pytest.raises(RunError, match="in use"), RunDirectory(tmp_path).lock():
-            pass
-    assert refused.returncode != 0
-    assert "in use by another process" in refused.stderr
-    free = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert free.stdout.strip() == "held", "the lock ends with its holder"
+    command = [sys.executable, "-c", holds, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match="in use by another process"), run.lock():
+            pytest.fail("it was not refused")
+        other.kill()
+    with run.lock():
+        assert other.returncode == -signal.SIGKILL, "the lock ends with its holder"
 
 
 # -- snapshots and branches -------------------------------------------------------------------------------------------
@@ -404,6 +410,13 @@ def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "recipe.yaml").write_text("{}")
     with pytest.raises(RunError, match="neither snapshots nor weights"):
         branch_files(str(tmp_path / "empty"), ["robust"])
+
+
+@pytest.mark.parametrize("header", ["[" * 100_000, "[1]", '{"model":'])
+def test_a_crafted_header_is_refused(tmp_path: Path, header: str) -> None:
+    save_file({"linear.weight": torch.zeros(1)}, tmp_path / "crafted.safetensors", metadata={"generalist": header})
+    with pytest.raises(RunError, match=r"crafted.safetensors"):
+        load_weights(tmp_path / "crafted.safetensors")
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:

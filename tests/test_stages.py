@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from generalist import cli, train
-from generalist.core.errors import InterruptedRunError, RecipeError
+from generalist.core.errors import GeneralistError, InterruptedRunError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
 from generalist.training.artefacts import load_weights
@@ -194,11 +194,11 @@ def test_a_later_stage_that_cannot_be_leaves_nothing_behind(tmp_path: Path) -> N
 def test_branch_and_resume_without_the_source(tmp_path: Path, uninterrupted: RunDirectory) -> None:
     """A branch that was killed before its first epoch's checkpoint still goes on from the source's weights."""
     plain = {**RECIPE, "stages": []}
-    whole = train(plain, out=tmp_path / "whole", start=str(uninterrupted.path), device="cpu")
+    whole = train(plain, out=tmp_path / "whole", start=uninterrupted, device="cpu")
     out = tmp_path / "branch"
     with pytest.raises(InterruptedRunError):
-        train(plain, out=out, start=str(uninterrupted.path), device="cpu", listener=stopping_at(2))
-    assert same_weights(train(out, resume=True, device="cpu").last, whole.last)
+        train(plain, out=out, start=uninterrupted.path, device="cpu", listener=stopping_at(2))
+    assert same_weights(train(RunDirectory(out), resume=True, device="cpu").last, whole.last)
     fresh = train(plain, out=tmp_path / "fresh", device="cpu")
     assert not same_weights(fresh.last, whole.last)
 
@@ -248,3 +248,91 @@ def test_a_start_for_a_learner_that_is_not_there_is_refused(tmp_path: Path) -> N
     with pytest.raises(RecipeError, match=r"stages\.main\.start\.linv.*linf, natural"):
         train(raw, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_three_stages_resumes_in_the_first(tmp_path: Path) -> None:
+    """The second stage has no directory yet when the run goes on, and is no stage that was lost."""
+    whole = train(TWO_ENDS, out=tmp_path / "whole", device="cpu")
+    with pytest.raises(InterruptedRunError):
+        train(TWO_ENDS, out=tmp_path / "run", device="cpu", listener=stopping_at(2))
+    run = train(TWO_ENDS, out=tmp_path / "run", device="cpu", resume=True)
+    assert same_weights(run.last, whole.last)
+
+
+def test_a_branch_killed_within_its_first_checkpoint_still_starts_from_its_source(
+    tmp_path: Path, uninterrupted: RunDirectory
+) -> None:
+    """A checkpoint that was never finished leaves a folder behind, which is no reason to train from fresh weights."""
+    plain = {**RECIPE, "stages": []}
+    whole = train(plain, out=tmp_path / "whole", start=str(uninterrupted.path), device="cpu")
+    out = tmp_path / "branch"
+    with pytest.raises(InterruptedRunError):
+        train(plain, out=out, start=str(uninterrupted.path), device="cpu", listener=stopping_at(2))
+    for file in RunDirectory(out).checkpoints.iterdir():
+        file.unlink()
+    assert same_weights(train(out, resume=True, device="cpu").last, whole.last)
+
+
+def test_a_resumed_branch_keeps_its_source(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    plain, source = {**RECIPE, "stages": []}, str(uninterrupted.path)
+    out = tmp_path / "branch"
+    with pytest.raises(InterruptedRunError):
+        train(plain, out=out, start=source, device="cpu", listener=stopping_at(2))
+    with pytest.raises(RunError, match="leave --from out"):
+        train(plain, out=out, start=f"{source}@1", device="cpu", resume=True)
+    train(plain, out=out, start=source, device="cpu", resume=True)  # as torchrun does, which repeats the whole command
+
+
+def curve(*ends: str) -> dict[str, Any]:
+    learner = {
+        "name": "curve",
+        "objective": {"kind": "rmc", "ends": list(ends), "around": "at", "points": 2, "statistics": 50},
+        "threat": "linf:0.1",
+        "attack": {"steps": 1},
+        "optimizer": {"lr": 0.1},
+    }
+    return {"change": {"learners": [learner], "train": {"epochs": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ({"start": {"linf": "one#won"}}, r"stages\.last: 'one#won': stage 'one' keeps no 'won'; say global, one"),
+        ({"start": "one@7"}, r"stages\.last: 'one@7': stage 'one' keeps no epoch 7"),
+        ({"start": "one#one"}, r"stages\.last: 'one#one' names one network"),
+        ({"start": "one@first"}, r"stages\.last: 'one@first': write it as STAGE"),
+        (curve("one", "two#too"), r"stages\.last: 'two#too': stage 'two' keeps no 'too'"),
+        (curve("one", "tow"), r"tow is not a run directory"),
+    ],
+)
+def test_what_no_stage_will_leave_is_refused_before_any_runs(tmp_path: Path, last: dict[str, Any], says: str) -> None:
+    """Not when its turn comes, hours later: a run keeps its recipe, so the slip could not be mended then."""
+    raw = {**TWO_ENDS, "stages": [*TWO_ENDS["stages"][:2], {"name": "last", **last}]}
+    with pytest.raises(GeneralistError, match=says):
+        train(raw, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_objectives_name_an_epoch_of_a_stage_as_starts_do(tmp_path: Path) -> None:
+    raw = {**TWO_ENDS, "stages": [*TWO_ENDS["stages"][:2], {"name": "last", **curve("one@1#one", "two")}]}
+    run = train(raw, out=tmp_path / "run", device="cpu")
+    assert len(run.read_metrics()) == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "{", '{"resumed": 3}'])
+def test_a_crafted_environment_is_refused(tmp_path: Path, text: str) -> None:
+    plain = {**RECIPE, "stages": []}
+    with pytest.raises(InterruptedRunError):
+        train(plain, out=tmp_path / "run", device="cpu", listener=stopping_at(1))
+    RunDirectory(tmp_path / "run").environment.write_text(text)
+    with pytest.raises(RunError, match=r"environment.json is damaged"):
+        train(plain, out=tmp_path / "run", device="cpu", resume=True)
+
+
+def test_what_there_is_to_say_of_a_later_stage_is_said_once(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    """Every stage is built twice: at first for its complaints, and when its turn comes."""
+    stages = [RECIPE["stages"][0], {"name": "main", "start": str(uninterrupted.path)}]
+    said: list[str] = []
+    overrides = ["train.seed=1", "train.epochs=1"]  # another seed holds out images that the source was trained on
+    train({**RECIPE, "stages": stages}, overrides=overrides, out=tmp_path / "run", listener=Listener(say=said.append))
+    assert len([text for text in said if "held out here" in text]) == 1

@@ -43,19 +43,19 @@ DEFAULT_THREATS = ("linf:8/255",)
 
 
 def train(
-    recipe: str | Path | Mapping[str, Any] | Recipe,
+    recipe: RunLike | Mapping[str, Any] | Recipe,
     *,
-    overrides: Iterable[str] = (),
+    overrides: str | Iterable[str] = (),
     out: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
-    start: str | None = None,
+    start: RunLike | None = None,
     data: Any = None,
     trust_code: bool = False,
     listener: Listener | None = None,
     trackers: str | Tracker | Sequence[str | Tracker] = (),
 ) -> RunDirectory:
-    """Train a recipe (a shipped name, a YAML file or a mapping) and return its run directory.
+    """Train a recipe (a shipped name, a YAML file, a mapping, or a run to `resume`) and return its run directory.
 
     `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH]` to branch from (the command line's --from),
     `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run beside metrics.jsonl:
@@ -63,17 +63,20 @@ def train(
     anything runs. In a process that torchrun has started, it trains together with the others (`train.parallel`).
     """
     following = make_trackers(trackers)
-    overrides = [*overrides, "data.name=arrays"] if data is not None else list(overrides)
+    changes = [overrides] if isinstance(overrides, str) else list(overrides)
+    changes += ["data.name=arrays"] if data is not None else []
+    if isinstance(recipe, RunDirectory):
+        recipe = recipe.path
     if resume and isinstance(recipe, str | Path) and RunDirectory(Path(recipe)).exists():
         out = out or recipe
         recipe = RunDirectory(Path(recipe)).recipe
-    whole = load_recipe(recipe, overrides=overrides, trust_code=trust_code)
+    whole = load_recipe(recipe, overrides=changes, trust_code=trust_code)
     with distributed.start(choose_device(device), timeout=whole.train.parallel.timeout) as group:
-        run, resume = shared_directory(whole, out, resume=resume, group=group)
+        run, resume = shared_directory(whole, out, resume=resume, group=group, trust_code=trust_code)
         train_runs(
             whole,
             run,
-            start=start,
+            start=str(_path_of(start)) if start is not None else None,
             resume=resume,
             device=group.device,
             data=data,
@@ -161,9 +164,16 @@ def evaluate(
     )
     if shift:
         folder = Path(found.summary["directory"]) if place else None
-        settings: dict[str, Any] = {"index": index, "seed": seed, "batch_size": batch_size or SHIFT_BATCH}
-        shifted = measure_shift(network, images, shift, folder=folder, resume=resume, **settings)
-        found.summary["out_of_distribution"] = shifted
+        found.summary["out_of_distribution"] = measure_shift(
+            network,
+            images,
+            shift,
+            index=index,
+            seed=seed,
+            batch_size=batch_size or SHIFT_BATCH,
+            folder=folder,
+            resume=resume,
+        )
     return found
 
 
@@ -185,8 +195,8 @@ def mix(
     training images, or the `best` of the two by the run's validation; for these a run on arrays needs its `data` again.
     """
     where = RunDirectory(_path_of(run))
-    settings: dict[str, Any] = {"epoch": epoch, "statistics": statistics, "device": device}
-    return dial.mix(where, gamma, data=data, trust_code=trust_code, **settings).model
+    mixed = dial.mix(where, gamma, epoch=epoch, statistics=statistics, device=device, data=data, trust_code=trust_code)
+    return mixed.model
 
 
 # -- the parts ------------------------------------------------------------------------------------------------------

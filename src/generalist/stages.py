@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,18 @@ from generalist.core import distributed
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
-from generalist.core.run import RunDirectory, next_free
+from generalist.core.run import GLOBAL, RunDirectory, next_free
 from generalist.data.options import Splits, load_splits
-from generalist.recipe import FRESH, Recipe, StageOptions, parse_yaml, stage_recipe, to_yaml
+from generalist.recipe import FRESH, Recipe, StageOptions, parse, parse_yaml, stage_recipe, to_yaml
 from generalist.tracking import Tracker, Tracking
-from generalist.training.artefacts import artefact_file, branch_files
+from generalist.training import checkpoint as checkpoints
+from generalist.training.artefacts import AVERAGE, artefact_file, branch_files
 from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
 
 
-def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> RunDirectory:
+def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
     """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
     if out is None:
         if resume:
@@ -40,14 +41,14 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool) -> Ru
         return RunDirectory(next_free(Path("runs"), folder or "run"))
     run = RunDirectory(Path(out))
     if resume:
-        _check_same_recipe(recipe, run.require())
+        _check_same_recipe(recipe, run.require(), trust_code=trust_code)
     else:
         _check_free(run)
     return run
 
 
 def shared_directory(
-    recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group
+    recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group, trust_code: bool = False
 ) -> tuple[RunDirectory, bool]:
     """(where the run of all ranks goes, whether it is resumed), as rank 0 finds it.
 
@@ -59,7 +60,7 @@ def shared_directory(
     found = None
     if group.first:
         resume = resume or (again and out is not None and RunDirectory(Path(out)).exists())
-        found = run_directory(recipe, out, resume=resume), resume
+        found = run_directory(recipe, out, resume=resume, trust_code=trust_code), resume
     shared: tuple[RunDirectory, bool] = group.from_first(found)
     return shared
 
@@ -69,18 +70,23 @@ def _check_free(run: RunDirectory) -> None:
         raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
 
 
-def _check_same_recipe(recipe: Recipe, run: RunDirectory) -> None:
+def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -> None:
     """A resumed run follows its own recipe to the letter."""
-    before = parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
-    now = parse_yaml(to_yaml(recipe), "recipe")
+    now, before = _plain(recipe), parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
+    with suppress(RecipeError):  # options that are newer than the run have their defaults there, too
+        before = _plain(parse(before, trust_code=trust_code))
     for raw in (now, before):  # another number of processes may share the work differently
         if isinstance(train := raw.get("train"), dict):
             train.pop("parallel", None)
-    changed = [name for name in now if name != "name" and now[name] != before.get(name)]
+    changed = [name for name in {**now, **before} if name != "name" and now.get(name) != before.get(name)]
     if changed:
         raise RecipeError(
             changed[0], f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from instead)"
         )
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return parse_yaml(to_yaml(recipe), "recipe")
 
 
 @dataclass(frozen=True)
@@ -91,29 +97,36 @@ class Plan:
     directory: RunDirectory
     source: str | dict[str, str] | None = None
     """`RUN[@EPOCH]` that its weights come from, or one `RUN[@EPOCH][#SUBJECT]` a learner; None: fresh ones."""
-    stages: dict[str, RunDirectory] = field(default_factory=dict)
+    earlier: dict[str, Plan] = field(default_factory=dict)
     """The stages before this one, by name."""
 
     @property
     def waits(self) -> bool:
-        """Whether a source is an earlier stage, which has yet to run."""
-        sources = self.source.values() if isinstance(self.source, dict) else [self.source or ""]
-        return any(self._stage_of(text) is not None for text in sources)
+        """Whether a source of its weights is an earlier stage, which has yet to run."""
+        return any(self.stage_of(text) is not None for text in self._starts())
+
+    def sources(self) -> list[str]:
+        """All that it reads of other runs: weights to start from, and what its objectives will ask for."""
+        return [*self._starts(), *(text for learner in self.recipe.learners for text in learner.sources())]
 
     def source_files(self) -> dict[str, Path]:
         """The weights file of each subject that does not start fresh."""
         if isinstance(self.source, dict):
-            return {name: artefact_file(self._where(text), name) for name, text in self.source.items()}
-        return branch_files(self._where(self.source or ""), [learner.name for learner in self.recipe.learners])
+            return {name: artefact_file(self.locate(text), name) for name, text in self.source.items()}
+        return branch_files(self.locate(self.source or ""), [learner.name for learner in self.recipe.learners])
 
-    def _stage_of(self, text: str) -> str | None:
+    def stage_of(self, text: str) -> str | None:
         """The stage that `STAGE[@EPOCH][#SUBJECT]` names, if it names one."""
         name = re.split("[@#]", text, maxsplit=1)[0]
-        return name if name in self.stages else None
+        return name if name in self.earlier else None
 
-    def _where(self, text: str) -> str:
-        stage = self._stage_of(text)
-        return str(self.stages[stage].path) + text[len(stage) :] if stage is not None else text
+    def locate(self, text: str) -> str:
+        """The source with a stage's name replaced by its directory."""
+        stage = self.stage_of(text)
+        return str(self.earlier[stage].directory.path) + text[len(stage) :] if stage is not None else text
+
+    def _starts(self) -> list[str]:
+        return list(self.source.values()) if isinstance(self.source, dict) else [self.source] if self.source else []
 
 
 def plan_runs(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[Plan]:
@@ -123,16 +136,17 @@ def plan_runs(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_cod
     first = recipe.stages[0]
     if start is not None and first.start != FRESH:
         raise RecipeError(f"stages.{first.name}.start", "says where the weights come from; leave --from out")
-    plans: list[Plan] = []
-    earlier: dict[str, RunDirectory] = {}
+    plans: dict[str, Plan] = {}
     for i, stage in enumerate(recipe.stages):
         own = stage_recipe(recipe, stage, trust_code=trust_code)
         _check_learners(stage, own)
         directory = run if i == len(recipe.stages) - 1 else run.stage(stage.name)
         fresh = start if i == 0 else None
-        plans.append(Plan(own, directory, fresh if stage.start == FRESH else stage.start, dict(earlier)))
-        earlier[stage.name] = directory
-    return plans
+        plan = Plan(own, directory, fresh if stage.start == FRESH else stage.start, dict(plans))
+        for text in plan.sources():
+            _check_left(stage, plan, text)
+        plans[stage.name] = plan
+    return list(plans.values())
 
 
 def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
@@ -143,6 +157,35 @@ def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
             raise RecipeError(
                 f"stages.{stage.name}.start.{name}", f"there is no such learner; the learners are {known}"
             )
+
+
+def _check_left(stage: StageOptions, plan: Plan, text: str) -> None:
+    """Refuse a source that names an earlier stage, but nothing that this will leave.
+
+    When its turn came it would be too late: a run keeps its recipe, so the earlier stages would be lost with it.
+    """
+    name = plan.stage_of(text)
+    if name is None:
+        return
+    field, recipe = f"stages.{stage.name}", plan.earlier[name].recipe
+    parts = re.fullmatch(r"(?:@(\d{1,9}))?(?:#(.*))?", text[len(name) :], re.ASCII)
+    if parts is None:
+        raise RecipeError(field, f"{text!r}: write it as STAGE, STAGE@EPOCH, STAGE#SUBJECT or STAGE@EPOCH#SUBJECT")
+    epoch, subject = parts.groups()
+    if epoch is not None and not recipe.keeps_snapshot(int(epoch)):
+        raise RecipeError(
+            field, f"{text!r}: stage {name!r} keeps no epoch {epoch}; leave it out, or set its train.snapshots.every"
+        )
+    if subject is None:
+        return
+    if text == plan.source:
+        raise RecipeError(
+            field, f"{text!r} names one network: write `start` as a mapping from learners to such sources"
+        )
+    averages = [learner.name + AVERAGE for learner in recipe.learners if learner.averaging]
+    subjects = [GLOBAL, *(learner.name for learner in recipe.learners), *averages]
+    if subject not in subjects:
+        raise RecipeError(field, f"{text!r}: stage {name!r} keeps no {subject!r}; say {', '.join(subjects)}")
 
 
 @dataclass(frozen=True)
@@ -165,16 +208,21 @@ def train_runs(
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Check everything, then train each run of the recipe, under one lock and one answer to signals."""
-    recorded = _recorded_source(whole, run) if resume and group.first else None
-    start = start or group.from_first(recorded)
+    if resume:
+        recorded: str | None = group.from_first(_recorded_source(whole, run) if group.first else None)
+        if start is not None and start != recorded:
+            raise RunError(
+                f"{run.path} began from {recorded or 'fresh weights'}: a resumed run goes on, leave --from out"
+            )
+        start = recorded
     plans = plan_runs(whole, run, start=start, trust_code=trust_code)
 
-    def build(plan: Plan) -> _Built:
+    def build(plan: Plan, listener: Listener = listener) -> _Built:
         return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener, group=group)
 
     ready: _Built | None = build(plans[0])
     for plan in plans[1:]:
-        build(plan)  # for its complaints only: the learners of all stages need not lie in memory together
+        build(plan, Listener())  # for its complaints only: the learners of all need not lie in memory together
     tracking = Tracking(trackers, listener.say)
     with run.lock() if group.first else nullcontext(), stop_requests(patient=group.world > 1) as request:
         if not resume and group.first:
@@ -206,13 +254,16 @@ def _build(
             device=device,
             trust_code=trust_code,
             listener=listener,
-            stages=plan.stages,
+            locate=plan.locate,
             group=group,
         )
-        # Whoever has a checkpoint needs its source no more.
-        started = group.from_first(plan.directory.checkpoints.is_dir())
-        if plan.source is not None and not plan.waits and not started:
-            trainer.start_from(plan.source_files())
+        started = group.from_first(checkpoints.exist(plan.directory))
+        if not started:  # whoever has a checkpoint needs its sources no more
+            for text in plan.sources():
+                if plan.stage_of(text) is None:
+                    artefact_file(text, GLOBAL)
+            if plan.source is not None and not plan.waits:
+                trainer.start_from(plan.source_files())
     return _Built(splits, trainer)
 
 
@@ -263,7 +314,7 @@ def _read_environment(run: RunDirectory) -> dict[str, Any] | None:
         return None
     try:
         environment = json.loads(run.environment.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{run.environment} is damaged: {error}") from error
     if not isinstance(environment, dict) or not isinstance(environment.get("resumed", []), list):
         raise RunError(f"{run.environment} is damaged")

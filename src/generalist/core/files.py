@@ -54,7 +54,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    atomic_write(path, lambda stream: _write_all(stream, data))
+    def write(stream: BinaryIO) -> None:
+        stream.write(data)
+
+    atomic_write(path, write)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,10 +78,6 @@ def _digest(stream: BinaryIO) -> str:
     while chunk := stream.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
-
-
-def _write_all(stream: BinaryIO, data: bytes) -> None:
-    stream.write(data)
 
 
 def _sync_directory(path: Path) -> None:

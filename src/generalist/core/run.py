@@ -83,9 +83,13 @@ class RunDirectory:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held while training: two processes that write one run would destroy it."""
+        lock = self.path / ".lock"
+        for path in (lock, self.metrics):  # the files that are written in place: all others are replaced whole
+            if path.is_symlink():
+                raise RunError(f"{path} is a link, and writing to it would change another file: remove it")
         with clear_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = (self.path / ".lock").open("w")
+            stream = lock.open("w")
         with stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,8 @@ class AugmentOptions(Options):
     """Mirror left and right with probability 1/2. Turn it off where the side has a meaning, as in digits."""
 
     cutout: int = Field(default=0, ge=0)
-    """Side in pixels of a square of zeros at a random centre, cut off at the border; 0 turns it off."""
+    """Side in pixels of a square of zeros at a random centre, cut off at the border; 0 turns it off. Not for streamed
+    folders."""
 
     scale: list[Number] = Field(default=[0.08, 1.0], min_length=2, max_length=2)
     """Smallest and largest share of the image's area that a random resized crop keeps (streamed folders only)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -50,6 +50,10 @@ class _Files:
         """Channels, height, width."""
         return 3, 32, 32
 
+    def to(self, device: torch.device | str) -> Self:
+        """The same files with batches on that device."""
+        return replace(self, device=torch.device(device))
+
     def _array(self, name: str) -> Array:
         if name not in self.arrays:
             raise DataError(unknown_name(f"file of {self.name}", name, self.names))
@@ -73,10 +77,6 @@ class _Files:
 class CifarC(_Files):
     """Corrupted test images at five severities. `load_cifar_c` makes one and checks it."""
 
-    def to(self, device: torch.device | str) -> CifarC:
-        """The same files with batches on that device."""
-        return replace(self, device=torch.device(device))
-
     def batch(self, name: str, severity: int, index: Tensor) -> Batch:
         """The images `index` of the test set after that corruption."""
         if type(severity) is not int or severity not in SEVERITIES:
@@ -88,10 +88,6 @@ class CifarC(_Files):
 @dataclass(frozen=True, eq=False)
 class CifarP(_Files):
     """Sequences of perturbed test images. `load_cifar_p` makes one and checks it."""
-
-    def to(self, device: torch.device | str) -> CifarP:
-        """The same files with batches on that device."""
-        return replace(self, device=torch.device(device))
 
     def sequences(self, name: str, index: Tensor) -> Batch:
         """The frames [B,F,3,32,32] of the test images `index`, as the x of a batch."""

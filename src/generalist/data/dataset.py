@@ -46,25 +46,26 @@ def materialise(
         raise DataError(f"{name}: the data set has no length; write a map-style Dataset with __len__") from error
     if count < 1:
         raise DataError(f"{name}: the data set is empty")
-    images: list[np.ndarray[Any, Any]] = []
+    first, _ = _item(dataset, 0, name)
+    if memory_limit is not None and first.nbytes * count > memory_limit:
+        raise DataError(
+            f"{name}: {count} images of {first.nbytes} bytes do not fit into memory: "
+            "use `name: folder`, which streams, or insist with `resident: true`"
+        )
+    images = np.empty((count, *first.shape), first.dtype)
     labels: list[int] = []
     for position in range(count):
         image, label = _item(dataset, position, name)
-        if images and (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+        if (image.shape, image.dtype) != (images.shape[1:], images.dtype):
             raise DataError(
-                f"{name}: item {position} is {image.dtype} {image.shape}, but item 0 is {images[0].dtype} "
-                f"{images[0].shape}: give every image one size and type"
+                f"{name}: item {position} is {image.dtype} {image.shape}, but item 0 is {images.dtype} "
+                f"{images.shape[1:]}: give every image one size and type"
             )
-        if not images and memory_limit is not None and image.nbytes * count > memory_limit:
-            raise DataError(
-                f"{name}: {count} images of {image.nbytes} bytes do not fit into memory: "
-                "use `name: folder`, which streams, or insist with `resident: true`"
-            )
-        images.append(image.copy())  # a Dataset may give every image in the same buffer
+        images[position] = image
         labels.append(label)
     names = classes or getattr(dataset, "classes", None)
     names = [str(entry) for entry in names] if names is not None else None
-    return from_arrays(np.stack(images), np.asarray(labels), classes=names, name=name)
+    return from_arrays(images, np.asarray(labels), classes=names, name=name)
 
 
 def memory_budget() -> int:

@@ -74,7 +74,7 @@ class DataOptions(Options):
 
     workers: int | None = Field(default=None, ge=1, le=256)
     """Threads or processes that decode a folder; left out, one for each core that the job's processes on this machine
-    have each, at most 16."""
+    have each, at most 16. Folders only."""
 
     decoder: Literal["threads", "processes"] = "threads"
     """What decodes a folder's images. Threads start at once and copy nothing; processes pay where thousands of images
@@ -101,14 +101,19 @@ class DataOptions(Options):
     def _check(self) -> Self:
         if self.name == "folder" and self.root is None:
             raise ValueError("a folder needs `root`: the directory that has train/CLASS/image files")
-        if self.name != "folder" and self.resolution is not None:
-            raise ValueError("`resolution` is for `name: folder`; other data sets keep their own size: leave it out")
-        if self.name != "folder" and (self.corrupt != "refuse" or self.decoder != "threads"):
-            raise ValueError("`corrupt` and `decoder` are for `name: folder`: leave them out")
-        if self.name != "folder" and self.resident is False:
-            raise ValueError("only `name: folder` can be streamed: leave `resident` out")
-        if self.extra is not None and self.name == "folder" and self.resident is not True:
-            raise ValueError("extra images need all images in memory: set `resident: true`")
+        if self.name != "folder":
+            for name in ("resolution", "center_crop", "workers", "decoder", "corrupt"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"`{name}` is for `name: folder`, whose files are decoded: leave it out")
+            if self.resident is False:
+                raise ValueError("only `name: folder` can be streamed: leave `resident` out")
+        elif self.resident is not True:
+            if self.extra is not None:
+                raise ValueError("extra images need all images in memory: set `resident: true`")
+            if self.augmentation.cutout:
+                raise ValueError(
+                    "augmentation.cutout needs images in memory: set `resident: true`, or learners' cutout"
+                )
         return self
 
 

@@ -63,7 +63,14 @@ def build_model(
     if options.width is not None:
         arguments["width"] = options.width
     _check_arguments(options.name, factory, arguments)
-    model = _construct(factory, arguments, seed, device)
+    try:
+        model = _construct(factory, arguments, seed, device)
+    except GeneralistError:
+        raise
+    except Exception as error:  # what a factory does not take is the recipe's mistake, and each has errors of its own
+        raise GeneralistError(
+            f"model {options.name!r} cannot be built: {type(error).__name__}: {error}; see model.options"
+        ) from error
     if not isinstance(model, nn.Module):
         raise GeneralistError(f"model {options.name!r} gave a {type(model).__name__}, not a torch.nn.Module")
     if options.normalize is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from generalist.core.options import Fraction, Number
 from generalist.core.schedule import Schedule
 from generalist.objectives.at import AdversarialTraining
-from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveOptions, Progress
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveOptions, Progress, gradients_with
 from generalist.objectives.geometry import unit
 
 
@@ -42,16 +42,16 @@ class AdversarialGradientSteering(AdversarialTraining):
 
     def __init__(self, options: AGROptions) -> None:
         super().__init__(options)
-        self.start, self.clip = options.start, options.clip
+        self.clip = options.clip
+        self.steered = Schedule(fractions=[0.0, options.start, options.start], values=[0.0, 0.0, 1.0])
 
     def schedules(self) -> dict[str, Schedule]:
-        return {"steered": Schedule(fractions=[0.0, self.start, self.start], values=[0.0, 0.0, 1.0])}
+        return {"steered": self.steered}
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
-        batch, parameters = inputs.batch, list(self.learner.model.parameters())
+        batch = inputs.batch
         natural = self.learner.cross_entropy(self.learner.forward(batch.x), batch.y)
-        found = torch.autograd.grad(natural, parameters, allow_unused=True, materialize_grads=True)
-        clean = self.learner.means(found)
+        clean = self.learner.means(gradients_with(natural, self.learner.model))
         gradients, metrics = super().gradients_of(inputs, progress)
         adversarial = self.learner.means(gradients)
         steered, cosines = [], []

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from generalist.attacks.threats import ThreatOptions
 from generalist.core.options import Number
-from generalist.core.schedule import Schedule
-from generalist.data.sets import Batch
-from generalist.objectives.base import (
-    OBJECTIVES,
-    Inputs,
-    LearnerView,
-    Metrics,
-    Objective,
-    ObjectiveChoice,
-    ObjectiveOptions,
-    Progress,
-    build_objective,
-)
+from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveChoice, ObjectiveOptions, Progress
 from generalist.objectives.geometry import unit
+from generalist.objectives.wrapper import Wrapper, WrapperOptions
 
 
-class AWPOptions(ObjectiveOptions):
+class AWPOptions(WrapperOptions):
     """Options of adversarial weight perturbation."""
 
     kind: str = "awp"
@@ -43,7 +31,7 @@ class AWPOptions(ObjectiveOptions):
 
 
 @OBJECTIVES.register("awp")
-class AdversarialWeightPerturbation(Objective):
+class AdversarialWeightPerturbation(Wrapper):
     """Minimises max_v L(w + v), L the loss of the objective that it wraps (Wu et al., 2020).
 
     One step of ascent: v = rho |w| g / |g| for each weight tensor w (two dimensions or more: no biases, no BatchNorm),
@@ -58,9 +46,6 @@ class AdversarialWeightPerturbation(Objective):
     def __init__(self, options: AWPOptions) -> None:
         super().__init__(options)
         self.rho = options.rho
-        self.inner = build_objective(options.around)
-        self.variants, self.capturable = self.inner.variants, self.inner.capturable
-        self.separable = self.inner.separable
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         model = self.learner.model
@@ -73,41 +58,6 @@ class AdversarialWeightPerturbation(Objective):
                     weight.add_(perturbation(weight, gradient, rho=self.rho))
             del ascent
             return self.inner.gradients_of(inputs, progress)
-
-    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
-        return self.inner.prepare(batch, progress)
-
-    # -- everything else is the wrapped objective's ---------------------------------------------------------------
-
-    @classmethod
-    def needs_threat(cls, options: Any) -> bool:
-        return OBJECTIVES.get(options.around.kind, trust_code=True).needs_threat(options.around)
-
-    @classmethod
-    def threats(cls, options: Any) -> list[ThreatOptions]:
-        return OBJECTIVES.get(options.around.kind, trust_code=True).threats(options.around)
-
-    def setup(self, learner: LearnerView) -> None:
-        super().setup(learner)
-        self.inner.setup(learner)
-
-    def schedules(self) -> dict[str, Schedule]:
-        return self.inner.schedules()
-
-    def variant(self, step: int, epoch: int) -> str:
-        return self.inner.variant(step, epoch)
-
-    def epoch_start(self, epoch: int) -> None:
-        self.inner.epoch_start(epoch)
-
-    def epoch_end(self, epoch: int) -> None:
-        self.inner.epoch_end(epoch)
-
-    def best_network(self) -> dict[str, Tensor] | None:
-        return self.inner.best_network()
-
-    def redistributed(self) -> None:
-        self.inner.redistributed()
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.inner.state_dict()

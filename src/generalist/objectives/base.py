@@ -25,6 +25,7 @@ from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch, Images
 from generalist.tensors.folding import FoldedNetwork
 from generalist.tensors.modes import computing_in
+from generalist.tensors.state import restore
 
 Metrics = dict[str, Tensor]
 
@@ -185,6 +186,11 @@ class Objective:
         """Threat models of the objective's own, beside the learner's; validation measures them, too."""
         return []
 
+    @classmethod
+    def sources(cls, options: ObjectiveOptions) -> list[str]:
+        """What it will ask `learner.artefact` for: a source that cannot be is refused before anything runs."""
+        return []
+
     def variant(self, step: int, epoch: int) -> str:
         """Which variant iteration `step` runs. Asked once an iteration, on the host."""
         return self.variants[0]
@@ -200,10 +206,7 @@ class Objective:
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         """The gradients of `loss` on inputs that are made already."""
         loss, metrics = self.loss(inputs, progress)
-        parameters = list(self.learner.model.parameters())
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        return filled, {"loss": loss.detach(), **metrics}
+        return gradients_with(loss, self.learner.model), {"loss": loss.detach(), **metrics}
 
     def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
         """One gradient per parameter, in the order of `model.parameters()`, and scalars to log (`loss` among them)."""
@@ -228,22 +231,9 @@ class Objective:
         """What a checkpoint must keep: tensors only, and the live ones, not copies."""
         return {}
 
-    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy what `state_dict` gave once into the live tensors."""
-        live = self.state_dict()
-        if unknown := sorted(state.keys() ^ live.keys()):
-            raise GeneralistError(
-                f"the checkpoint holds state that objective {self.options.kind!r} does not have, or lacks some of it "
-                f"({unknown[0]!r}); resume with the recipe that the run began with"
-            )
-        for name, tensor in live.items():
-            if tensor.shape != state[name].shape:
-                raise GeneralistError(
-                    f"the checkpoint does not fit objective {self.options.kind!r}: {name!r} has shape "
-                    f"{tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
-                )
-            tensor.copy_(state[name])
+        restore(self.state_dict(), state)
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")
@@ -275,9 +265,19 @@ ObjectiveChoice = Annotated[SerializeAsAny[ObjectiveOptions], BeforeValidator(_p
 """A recipe's `objective` field."""
 
 
+def class_of(options: ObjectiveOptions) -> type[Objective]:
+    """The class of an objective whose options were checked, import paths included."""
+    return OBJECTIVES.get(options.kind, trust_code=True)
+
+
 def build_objective(options: ObjectiveOptions) -> Objective:
-    """The objective of options that were checked, import paths included."""
-    return OBJECTIVES.get(options.kind, trust_code=True)(options)
+    return class_of(options)(options)
+
+
+def gradients_with(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    """The gradient of `loss` for each parameter of `model`; zeros for one that took no part in it."""
+    parameters = list(model.parameters())
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Metrics:

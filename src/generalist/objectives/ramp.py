@@ -13,7 +13,16 @@ from torch import Tensor
 from generalist.attacks.threats import ThreatOptions, widen
 from generalist.core.options import Decay, Fraction, Number
 from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Inputs, LearnerView, Metrics, ObjectiveOptions, Progress, accuracy
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    ObjectiveOptions,
+    Progress,
+    accuracy,
+    gradients_with,
+)
 from generalist.objectives.norms import L2, SeveralNorms, SeveralNormsOptions
 from generalist.tensors.flat import Flat
 from generalist.tensors.modes import computing_in
@@ -88,9 +97,9 @@ class Ramp(SeveralNorms):
         with torch.enable_grad(), computing_in(self.learner.autocast, batch.x.device):
             logits = widen(self.clean.module(batch.x))
         loss = self.learner.cross_entropy(logits, batch.y)
-        gradients = torch.autograd.grad(loss, list(self.clean.module.parameters()))
+        gradients = gradients_with(loss, self.clean.module)
         with torch.no_grad():
-            self.clean.gather_gradients(list(gradients), self.gradient)
+            self.clean.gather_gradients(gradients, self.gradient)
             self.optimizer.step(self.clean.parameters, self.gradient, progress.lr)
 
     def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:

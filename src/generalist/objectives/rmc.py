@@ -13,25 +13,23 @@ from torch import Tensor, nn
 
 from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import pgd
-from generalist.attacks.threats import ThreatOptions
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch, iterate
 from generalist.objectives.base import (
     OBJECTIVES,
     Inputs,
     LearnerView,
     Metrics,
-    Objective,
     ObjectiveChoice,
     ObjectiveOptions,
     Progress,
-    build_objective,
 )
 from generalist.objectives.msd import MsdOptions
+from generalist.objectives.wrapper import Wrapper, WrapperOptions
 from generalist.tensors.batchnorm import reestimate, tracked
 from generalist.tensors.modes import computing_in
+from generalist.tensors.state import under
 
 CHUNK = 500
 """Images a pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
@@ -39,7 +37,7 @@ CHUNK = 500
 Source = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class RmcOptions(ObjectiveOptions):
+class RmcOptions(WrapperOptions):
     """Options of robust mode connectivity."""
 
     kind: str = "rmc"
@@ -61,7 +59,7 @@ class RmcOptions(ObjectiveOptions):
 
 
 @OBJECTIVES.register("rmc")
-class RobustModeConnectivity(Objective):
+class RobustModeConnectivity(Wrapper):
     """Minimises the expectation over t ~ U(0, 1), drawn once a batch, of another objective (`around`, attack and
     loss) at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
 
@@ -78,27 +76,17 @@ class RobustModeConnectivity(Objective):
 
     def __init__(self, options: RmcOptions) -> None:
         super().__init__(options)
-        self.sources, self.points, self.statistics = options.ends, options.points, options.statistics
-        self.inner = build_objective(options.around)
-        self.separable = self.inner.separable
-        self.capturable = self.inner.capturable
+        self.points, self.statistics = options.points, options.statistics
 
     @classmethod
-    def needs_threat(cls, options: ObjectiveOptions) -> bool:
+    def sources(cls, options: ObjectiveOptions) -> list[str]:
         assert isinstance(options, RmcOptions)
-        return OBJECTIVES.get(options.around.kind, trust_code=True).needs_threat(options.around)
-
-    @classmethod
-    def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
-        assert isinstance(options, RmcOptions)
-        return OBJECTIVES.get(options.around.kind, trust_code=True).threats(options.around)
+        return [*options.ends, *super().sources(options)]
 
     # -- the curve --------------------------------------------------------------------------------------------------
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
-        self.inner.setup(learner)
-        self.variants = self.inner.variants
         self.ends = [{name: torch.zeros_like(p) for name, p in learner.model.named_parameters()} for _ in range(2)]
         device = next(learner.model.parameters()).device
         self.ready = torch.zeros((), dtype=torch.bool, device=device)
@@ -107,18 +95,29 @@ class RobustModeConnectivity(Objective):
     @torch.no_grad()
     def epoch_start(self, epoch: int) -> None:
         if not self.ready:
-            states = [self.learner.artefact(source) for source in self.sources]
-            for end, state, source in zip(self.ends, states, self.sources, strict=True):
-                for name, tensor in end.items():
-                    if name not in state or state[name].shape != tensor.shape:
-                        raise GeneralistError(f"objective.ends: {source!r} is another architecture: {name!r} differs")
-                    tensor.copy_(state[name])
-            for name, tensor in self.learner.model.state_dict().items():
-                if tensor.is_floating_point():
-                    pair = [state[name].to(tensor.device, tensor.dtype) for state in states]
-                    tensor.copy_((pair[0] + pair[1]) / 2)
+            self._read_ends()
             self.ready.fill_(True)
-        self.inner.epoch_start(epoch)
+        super().epoch_start(epoch)
+
+    def _read_ends(self) -> None:
+        """Fetch the two networks, and start at their mean."""
+        assert isinstance(self.options, RmcOptions)
+        states = [self._state_of(source) for source in self.options.ends]
+        for end, state in zip(self.ends, states, strict=True):
+            for name, tensor in end.items():
+                tensor.copy_(state[name])
+        for name, tensor in self.learner.model.state_dict().items():
+            if tensor.is_floating_point():
+                first, last = (state[name].to(tensor.device, tensor.dtype) for state in states)
+                tensor.copy_((first + last) / 2)
+
+    def _state_of(self, source: str) -> dict[str, Tensor]:
+        """The network at an end, if it is of the learner's architecture."""
+        state = self.learner.artefact(source)
+        for name, tensor in self.learner.model.state_dict().items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise GeneralistError(f"objective.ends: {source!r} is another architecture: {name!r} differs")
+        return state
 
     def position(self, progress: Progress) -> Tensor:
         """The t of this iteration."""
@@ -141,7 +140,7 @@ class RobustModeConnectivity(Objective):
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         with self.at(self.position(progress), self.learner.model):
-            return self.inner.prepare(batch, progress)
+            return super().prepare(batch, progress)
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         """The gradients with respect to the learner's weights: those at w(t), times dw(t)/dm."""
@@ -200,19 +199,7 @@ class RobustModeConnectivity(Objective):
             robust += int(right.sum())
         return robust / len(index), natural / len(index)
 
-    # -- what the inner objective has of its own --------------------------------------------------------------------
-
-    def schedules(self) -> dict[str, Schedule]:
-        return self.inner.schedules()
-
-    def variant(self, step: int, epoch: int) -> str:
-        return self.inner.variant(step, epoch)
-
-    def epoch_end(self, epoch: int) -> None:
-        self.inner.epoch_end(epoch)
-
-    def redistributed(self) -> None:
-        self.inner.redistributed()
+    # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
         ends = {f"end{i}.{name}": tensor for i, end in enumerate(self.ends) for name, tensor in end.items()}
@@ -221,8 +208,7 @@ class RobustModeConnectivity(Objective):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         super().load_state_dict(state)
-        prefix = "around."
-        self.inner.load_state_dict({n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)})
+        self.inner.load_state_dict(under("around.", state))
 
 
 def curve_point(first: Tensor, middle: Tensor, last: Tensor, t: Tensor) -> Tensor:

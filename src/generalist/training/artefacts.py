@@ -14,7 +14,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from generalist.core.errors import RunError
-from generalist.core.files import atomic_write
+from generalist.core.files import write_bytes
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner, mix
@@ -29,17 +29,12 @@ def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *,
     """A safetensors file; `about` travels in its header."""
     if half:
         state = {name: t.half() if _fits_half(t) else t for name, t in state.items()}
-    data = to_bytes(state, metadata={"generalist": json.dumps(about)})
-    atomic_write(path, lambda stream: _write(stream, data))
+    write_bytes(path, to_bytes(state, metadata={"generalist": json.dumps(about)}))
 
 
 def _fits_half(tensor: Tensor) -> bool:
     """Integers stay, and so do values (variances, say) that half precision would turn into inf."""
     return tensor.is_floating_point() and bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
-
-
-def _write(stream: Any, data: bytes) -> None:
-    stream.write(data)
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -50,7 +45,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("generalist", "{}"))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
-    except (SafetensorError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
         raise RunError(f"{path} is not a whole safetensors file: {error}") from error
     if not isinstance(about, dict):
         raise RunError(f"{path} has a damaged header")

@@ -23,7 +23,8 @@ from generalist.core.options import Options
 from generalist.core.run import RunDirectory
 
 FORMAT = 1
-_NAME = re.compile(r"step-(\d{9})\.pt")
+_NAME = re.compile(r"step-\d{9}\.pt")
+_PART = re.compile(r"\.?step-\d{9}\.(pt|sha256|new)(\.\d+\.tmp)?")
 
 
 class Best(Options):
@@ -97,10 +98,21 @@ def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2)
             rename(hidden, path)
     finally:
         hidden.unlink(missing_ok=True)
-    for old in _found(run)[keep:]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".sha256").unlink(missing_ok=True)
+    _tidy(run, keep)
     return path
+
+
+def _tidy(run: RunDirectory, keep: int) -> None:
+    """Remove all but the newest, and what a process that was killed while it wrote one has left of it."""
+    kept = {path.stem for path in _found(run)[:keep]}
+    for file in run.checkpoints.iterdir():
+        if _PART.fullmatch(file.name) and not (file.stem in kept and file.suffix in (".pt", ".sha256")):
+            file.unlink(missing_ok=True)
+
+
+def exist(run: RunDirectory) -> bool:
+    """Whether any was finished; the folder alone may be what a kill has left."""
+    return bool(_found(run))
 
 
 def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -141,23 +153,3 @@ def _read(path: Path) -> Checkpoint:
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise RunError(f"{path} cannot be read: not a checkpoint")
     return Checkpoint(tensors=tensors, values=values)
-
-
-@torch.no_grad()
-def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Copy saved tensors into live ones of the same names and shapes."""
-    if live.keys() != saved.keys():
-        name = sorted(live.keys() ^ saved.keys())[0]
-        raise RunError(f"the checkpoint does not fit the recipe: {name!r} is in only one of them")
-    for name, tensor in live.items():
-        if tensor.shape != saved[name].shape:
-            raise RunError(
-                f"the checkpoint does not fit the recipe: {name!r} has shape {tuple(saved[name].shape)}, "
-                f"expected {tuple(tensor.shape)}"
-            )
-        tensor.copy_(saved[name])
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -52,20 +52,25 @@ def describe(splits: Splits, device: torch.device, seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, where the package runs from one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the source tree, where the package runs from one.
+
+    A package installed below somebody's own repository is no part of that: git must know this very file.
+    """
+    here = Path(__file__)
+    command = ["git", "-C", str(here.parent), "rev-parse", "HEAD", f"HEAD:./{here.name}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.split()[0] if done.returncode == 0 else None
 
 
 @contextmanager
 def switches(options: TrainOptions, device: torch.device) -> Iterator[None]:
     """Threads and determinism while training runs; afterwards as they were."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    benchmark = torch.backends.cudnn.benchmark
+    threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -76,5 +81,5 @@ def switches(options: TrainOptions, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark

@@ -21,6 +21,7 @@ from generalist.core.files import clear_write_errors
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
+from generalist.tensors.state import restore, under
 from generalist.training import checkpoint as checkpoints
 from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from, unseen
 from generalist.training.build import build_engine, build_learners, with_extra
@@ -35,6 +36,7 @@ from generalist.training.validation import Validation, Validator, validation_ind
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
 LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
+BELOW = "no epoch has the natural accuracy of validation.min_natural: the best is the one that comes nearest"
 
 
 @dataclass
@@ -49,7 +51,8 @@ class Listener:
 class Trainer:
     """One training run. `run` trains to the end, from the newest checkpoint where there is one.
 
-    The processes of a `group` each have one; they run in step, and the first alone writes files.
+    `locate` says where a source lies that the recipe names. The processes of a `group` each have a trainer; they run
+    in step, and the first alone writes files.
     """
 
     def __init__(
@@ -61,11 +64,11 @@ class Trainer:
         device: torch.device,
         trust_code: bool = False,
         listener: Listener | None = None,
-        stages: dict[str, RunDirectory] | None = None,
+        locate: Callable[[str], str] = str,
         group: Group | None = None,
     ) -> None:
         self.job, self.directory, self.device = job, directory, device
-        self.stages = stages or {}
+        self.locate = locate
         self.listener = listener or Listener()
         self.parallel = parallel_for(job, group)
         self.group = self.parallel.group
@@ -122,11 +125,9 @@ class Trainer:
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
 
-    def _artefact(self, text: str) -> dict[str, Tensor]:
-        """Weights for an objective: `SOURCE[#SUBJECT]`, SOURCE an earlier stage or `RUN[@EPOCH]`."""
-        source, _, subject = text.partition("#")
-        where = str(self.stages[source].path) if source in self.stages else source
-        return load_weights(artefact_file(f"{where}#{subject or GLOBAL}", GLOBAL))[0]
+    def _artefact(self, source: str) -> dict[str, Tensor]:
+        """Weights that an objective asks for: by default the global learner's."""
+        return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train = self.job.train
@@ -218,10 +219,9 @@ class Trainer:
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:
             record |= self._validate(epoch, gammas)
-        redistribution = self.job.mixing.redistribution
-        apart = epoch == redistribution.last_apart(train.epochs)
-        if last or apart or (train.snapshots.every and epoch % train.snapshots.every == 0):
+        if self.job.keeps_snapshot(epoch):
             self._snapshot(epoch)
+        redistribution = self.job.mixing.redistribution
         record["redistributed"] = redistribution.due(epoch, train.epochs)
         if record["redistributed"] and redistribution.when == "epoch-end":
             self._gather()
@@ -264,7 +264,8 @@ class Trainer:
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         self.regret.add(found.clipped_loss)
         score = found.score(self.job.validation)
-        if self.best is None or self.job.validation.rule == "last" or score > self.best.score:
+        latest = self.job.validation.rule == "last" and score >= 0
+        if self.best is None or latest or score > self.best.score:
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch)
         record = {
@@ -279,7 +280,8 @@ class Trainer:
 
     def _warning(self) -> dict[str, str]:
         """What every output must say, where there is something to say."""
-        return {"warning": "; ".join(self.warnings)} if self.warnings else {}
+        said = [*self.warnings, *([BELOW] if self.best is not None and self.best.score < 0 else [])]
+        return {"warning": "; ".join(said)} if said else {}
 
     def _about(self, epoch: int) -> dict[str, Any]:
         """What a weights file says of itself: enough to build the network again."""
@@ -327,11 +329,6 @@ class Trainer:
             live |= {f"learner.{learner.name}.{name}": tensor for name, tensor in learner.state().items()}
         return live
 
-    def state_bytes(self) -> int:
-        """Bytes of the training state, gradients included."""
-        tensors = [*self.live_tensors().values(), *(learner.gradient for learner in self.learners)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
     def checkpoint(self) -> None:
         """Write one, unless a loss or a weight has stopped being finite."""
         self.engine.check_finite(weights=True)
@@ -364,11 +361,11 @@ class Trainer:
             self._truncate_metrics()
             return False
         values = self._checked(checkpoints.Values.parse(found.values))
-        sums = checkpoints.under("sums.", found.tensors)
-        checkpoints.restore(self.live_tensors(), checkpoints.under("live.", found.tensors))
+        sums = under("sums.", found.tensors)
+        restore(self.live_tensors(), under("live.", found.tensors))
         self.global_learner.restored()
         for learner in self.learners:
-            learner.objective.load_state_dict(checkpoints.under(f"objective.{learner.name}.", found.tensors))
+            learner.objective.load_state_dict(under(f"objective.{learner.name}.", found.tensors))
         for name, total in sums.items():
             if total.shape != (2,) or name.partition(".")[0] not in {learner.name for learner in self.learners}:
                 raise RunError(f"the checkpoint is damaged: {name!r} is no sum of a learner")
@@ -391,6 +388,9 @@ class Trainer:
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
         if not self.group.first:
+            return
+        if not self.directory.metrics.exists():  # nor, perhaps, its directory: a later stage that has yet to begin
+            self.metrics_bytes = 0
             return
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.

@@ -46,8 +46,12 @@ class RedistributionOptions(Options):
 
     def last_apart(self, epochs: int) -> int | None:
         """The last epoch at whose end no redistribution has happened yet; None where none ever does."""
-        first = next((epoch for epoch in range(1, epochs + 1) if self.due(epoch, epochs)), None)
-        return first - 1 if first is not None and self.when == "every-iteration" else first
+        if self.every == 0:
+            return None
+        first = -(-self.first_epoch(epochs) // self.every) * self.every
+        if first > epochs or not self.due(first, epochs):
+            return None
+        return first - 1 if self.when == "every-iteration" else first
 
 
 class MixingOptions(Options):

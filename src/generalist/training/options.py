@@ -18,7 +18,8 @@ from generalist.core.options import Decay, Fraction, Number, Options, Positive
 from generalist.core.schedule import MAX_BREAKPOINTS, Schedule
 from generalist.data.options import DataOptions
 from generalist.models import ModelOptions
-from generalist.objectives import OBJECTIVES, ObjectiveChoice
+from generalist.objectives import ObjectiveChoice
+from generalist.objectives.base import class_of
 from generalist.tensors.optimizers import LEAD, OptimizerOptions
 from generalist.training.mixing_options import MixingOptions, Name
 from generalist.training.parallel_options import ParallelOptions
@@ -86,12 +87,16 @@ class LearnerOptions(Options):
     def threats(self) -> list[ThreatOptions]:
         """Every threat model that it trains against."""
         own = [self.threat] if self.threat else []
-        return own + OBJECTIVES.get(self.objective.kind, trust_code=True).threats(self.objective)
+        return own + class_of(self.objective).threats(self.objective)
+
+    def sources(self) -> list[str]:
+        """Earlier stages and runs whose weights its objective will ask for."""
+        return class_of(self.objective).sources(self.objective)
 
     @model_validator(mode="after")
     def _needs_threat(self) -> Self:
         kind = self.objective.kind
-        adversarial = OBJECTIVES.get(kind, trust_code=True).needs_threat(self.objective)  # checked by the field
+        adversarial = class_of(self.objective).needs_threat(self.objective)
         if adversarial and self.threat is None:
             raise ValueError(f"objective {kind!r} needs a threat; add `threat: {{norm: linf, eps: 8/255}}`")
         if not adversarial and self.threat is not None:
@@ -193,7 +198,8 @@ class ValidationOptions(Options):
     or is the `last`."""
 
     min_natural: Fraction = 0.0
-    """Only epochs with at least this natural accuracy can be the best. Published code: 0.88."""
+    """Only epochs with at least this natural accuracy can be the best; where none has it, the nearest is kept, and
+    every output says so. Published code: 0.88."""
 
     batch_size: int = Field(default=500, ge=1, le=1_000_000)
     """Images a validation batch; changes nothing but speed and memory."""
@@ -311,6 +317,13 @@ class Job(Options):
             return list(dict.fromkeys(self.validation.threats))
         own = [threat for learner in self.learners for threat in learner.threats()]
         return list(dict.fromkeys(own))
+
+    def keeps_snapshot(self, epoch: int) -> bool:
+        """Whether a run leaves a snapshot of `epoch`: see `train.snapshots.every`."""
+        train, every = self.train, self.train.snapshots.every
+        apart = self.mixing.redistribution.last_apart(train.epochs)
+        regular = every > 0 and epoch % every == 0
+        return train.start_epoch < epoch <= train.epochs and (regular or epoch in (apart, train.epochs))
 
     def learning_rate(self, learner: LearnerOptions) -> float:
         """A learner's initial learning rate, where `lead` means the lead learner's."""

@@ -44,13 +44,16 @@ class Validation:
     gap: float
 
     def score(self, options: ValidationOptions, subject: str = GLOBAL) -> float:
-        """What the best epoch has most of; below zero where the epoch may not be chosen."""
+        """What the best epoch has most of; below zero where it has too little natural accuracy to be chosen.
+
+        Those below rank by that accuracy: should no epoch have enough, the nearest is kept.
+        """
         accuracy = self.accuracy[subject]
         natural = accuracy["natural"]
         robust = [value for name, value in accuracy.items() if name != "natural"]
         mean_robust = sum(robust) / len(robust) if robust else 0.0
         if natural < options.min_natural:
-            return -1.0
+            return natural - 2
         return {"sum": natural + mean_robust, "natural": natural, "robust": mean_robust, "last": 0.0}[options.rule]
 
     def record(self) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""What the objectives around another one share: all that they do not say themselves is the other's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from generalist.attacks.threats import ThreatOptions
+from generalist.core.schedule import Schedule
+from generalist.data.sets import Batch
+from generalist.objectives.base import (
+    Inputs,
+    LearnerView,
+    Objective,
+    ObjectiveChoice,
+    ObjectiveOptions,
+    Progress,
+    build_objective,
+    class_of,
+)
+
+
+class WrapperOptions(ObjectiveOptions):
+    """Options of an objective around another."""
+
+    around: ObjectiveChoice
+    """The objective inside, written as the learner's own would be."""
+
+
+class Wrapper(Objective):
+    """Base class; `inner` is the objective inside. Each wrapper says itself how it keeps the state of the two."""
+
+    def __init__(self, options: WrapperOptions) -> None:
+        super().__init__(options)
+        self.inner = build_objective(options.around)
+        self.capturable, self.separable = self.inner.capturable, self.inner.separable
+
+    @classmethod
+    def needs_threat(cls, options: ObjectiveOptions) -> bool:
+        return class_of(_around(options)).needs_threat(_around(options))
+
+    @classmethod
+    def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
+        return class_of(_around(options)).threats(_around(options))
+
+    @classmethod
+    def sources(cls, options: ObjectiveOptions) -> list[str]:
+        return class_of(_around(options)).sources(_around(options))
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        self.inner.setup(learner)
+        self.variants = self.inner.variants  # known now, and not before
+
+    def schedules(self) -> dict[str, Schedule]:
+        return self.inner.schedules()
+
+    def variant(self, step: int, epoch: int) -> str:
+        return self.inner.variant(step, epoch)
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        return self.inner.prepare(batch, progress)
+
+    def epoch_start(self, epoch: int) -> None:
+        self.inner.epoch_start(epoch)
+
+    def epoch_end(self, epoch: int) -> None:
+        self.inner.epoch_end(epoch)
+
+    def redistributed(self) -> None:
+        self.inner.redistributed()
+
+    def best_network(self) -> dict[str, Tensor] | None:
+        return self.inner.best_network()
+
+
+def _around(options: ObjectiveOptions) -> ObjectiveOptions:
+    assert isinstance(options, WrapperOptions)
+    return options.around
