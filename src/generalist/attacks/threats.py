@@ -233,7 +233,7 @@ class ThreatOptions(Options):
             return value
         norm, colon, eps = value.partition(":")
         if not colon:
-            raise ValueError("a threat is a norm and an eps, as in linf:8/255")
+            raise ValueError("a threat is a norm and an eps; write norm:eps, as in linf:8/255")
         return {"norm": norm.strip().lower(), "eps": eps.strip()}
 
     @model_validator(mode="after")
@@ -256,10 +256,9 @@ def parse_threat(text: str) -> ThreatOptions:
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        reason = f"{place}: {problem['msg']}" if place else problem["msg"]
-        raise GeneralistError(
-            f"threat {text!r}: {reason.removeprefix('Value error, ')}; write norm:eps, as in linf:8/255"
-        ) from None
+        reason = (f"{place}: {problem['msg']}" if place else problem["msg"]).removeprefix("Value error, ")
+        remedy = "" if "8/255" in reason else "; write norm:eps, as in linf:8/255"
+        raise GeneralistError(f"threat {text!r}: {reason}{remedy}") from None
 
 
 def _plain(eps: float) -> str:

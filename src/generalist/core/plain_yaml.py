@@ -126,7 +126,6 @@ def _position(node: list[Any], part: str, path: str) -> int:
         return names.index(part)
     # A long string of digits is no position, and Python refuses to convert the longest ones.
     if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
-        named = "".join(f", {name[:40]}" for name in names if isinstance(name, str))
-        known = f"it has {named[2:]}, or positions from 0" if named else f"positions go from 0 to {len(node) - 1}"
-        raise RecipeError(path[:200], f"--set: the list has no element {part[:40]!r}; {known if node else 'it is empty'}")
+        known = f": {', '.join(str(name)[:40] for name in names[:8])}" if any(names) else ""
+        raise RecipeError(path[:200], f"--set: there is no element {part[:40]!r} in a list of {len(node)}{known}")
     return int(part)
