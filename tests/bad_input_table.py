@@ -305,7 +305,11 @@ ROWS = [
     changed("an unknown data set", "data={name: cifar11}", says=("data.name", "'cifar10'")),
     changed("data that is not there", "data={name: mnist}", says="generalist data get mnist"),
     changed("an unknown model", "model={name: resnet19}", says="'resnet18'"),
-    changed("a width of another model", "model.name=resnet18", says="`width` belongs to the model `small`"),
+    changed(
+        "a width of another model",
+        "model.name=resnet18",
+        says="remove it for 'resnet18', as in --set 'model={name: NAME}'",
+    ),
     changed("arrays that only the API has", "data={name: arrays}", says="data.name: arrays"),
     changed("a folder without a root", "data={name: folder}", says="a folder needs `root`"),
     changed("a folder without train", "data={name: folder, root: .}", says="has no folder `train`"),
