@@ -148,6 +148,22 @@ def test_help_shows_an_example(
     assert f"Example: generalist {command}".strip() in " ".join(out.split())
 
 
+def test_an_unknown_recipe_costs_a_line_that_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_main(["train", "digits-tt"], monkeypatch, capsys)
+    assert code == 2 and "did you mean 'digits-t'?" in err and len(err) < 200
+
+
+@pytest.mark.parametrize("command", ["", "bench", "data", "recipes"])
+def test_help_tells_what_each_command_does_in_a_whole_sentence(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run_main([*command.split(), "--help"], monkeypatch, capsys)
+    lines = out.split("Commands:\n")[1].splitlines()
+    assert lines and [line for line in lines if line.endswith("...")] == []
+
+
 def test_recipes_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_main(["recipes", "list"], monkeypatch, capsys)
     assert (code, err) == (0, "")

@@ -16,7 +16,9 @@ from evaluation_helpers import lines, verdicts, without_times
 from test_cli import run_main
 
 from generalist import evaluate, train
+from generalist.console_evaluation import _show_shift, evaluation_listener
 from generalist.core.run import RunDirectory
+from generalist.evaluation.suite import Moment
 
 SHORT = ["--attacks", "natural,pgd-3,apgd-ce", "--samples", "60", "--device", "cpu"]
 
@@ -40,7 +42,7 @@ def test_defaults_come_from_the_run(
     assert set(summary["worst_case"]) == {"linf:0.18", "l2:0.7"}
     assert len(summary["indices"]) == summary["samples"] == 60 and summary["images"] == 500
     assert summary["identity"]["threats"] == ["linf:0.18", "l2:0.7"]
-    assert "[4/4] l2:0.7 apgd-ce:" in out and "union, worst case per sample" in out
+    assert "[5/5] l2:0.7 apgd-ce:" in out and "union, worst case per sample" in out
     found = evaluate(run, "digits", threats="linf:0.18", attacks=["natural", "pgd-3"], samples=60)
     assert summary["accuracy"]["pgd-3/linf:0.18"]["correct"] == found["pgd-3/linf:0.18"].correct
     assert f"{100 * found['natural'].value:.2f}" in out
@@ -96,6 +98,7 @@ def test_shards_and_merge(
     [
         (["--attacks", "pgd-0"], "unknown attack 'pgd-0'"),
         (["--attacks", "natural,autoattack"], "unknown attack 'autoattack'"),
+        (["--attacks", "PGD20"], "unknown attack 'PGD20'; write pgd-20"),
         (["--threats", "linf:8"], "write 8/255, not 8"),
         (["--threats", ","], "threats: none is named"),
         (["--attacks", "cw-l2"], "cw-l2 is for l2 threats and cannot judge linf:0.18"),
@@ -107,7 +110,7 @@ def test_shards_and_merge(
         (["--shards", "3/2"], "write i/n"),
         (["--shards", "1"], "write i/n"),
         (["--seed", "-1"], "seed"),
-        (["--model", "teacher"], "keeps no learner 'teacher'"),
+        (["--model", "teacher"], "keeps no learner 'teacher'; choose best, last, global, "),
         (["--data", "cifar11"], "unknown data set 'cifar11'"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--merge"], "no records to merge"),
@@ -195,3 +198,39 @@ def test_killed_again_and_again_nothing_finished_is_repeated(
 
 def lines_that_are_whole(folder: Path) -> list[bytes]:
     return next(folder.rglob("records-*")).read_bytes().split(b"\n")[:-1]
+
+
+def test_progress_counts_natural_images_and_names_attacks_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with evaluation_listener() as follow:
+        follow(Moment("natural", 0, 2, 50, 50, 49))
+        follow(Moment("linf:8/255 cw-20.cw", 1, 2, 49, 49, 7))
+        follow(Moment("linf:0.18 apgd-ce", 2, 2, 7, 7, 6))
+    assert capsys.readouterr().out.splitlines() == [
+        "[1/3] natural: 50 of 50, 49 right",
+        "[2/3] linf:8/255 cw-20: 49 of 49, 7 right",
+        "[3/3] linf:0.18 apgd-ce: 7 of 7, 6 right",
+    ]
+
+
+def test_a_file_that_is_no_weights_is_told_before_its_data_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("no weights")
+    code, _, err = run_main(["evaluate", str(tmp_path / "notes.txt")], monkeypatch, capsys)
+    assert code == 2 and "notes.txt is not a whole safetensors file" in err
+
+
+def test_the_table_of_corruptions_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"severities": {str(severity): {"value": 1.0} for severity in range(1, 6)}, "mean": 1.0}
+    found = {
+        "source": "generated, not the official files",
+        "severities": [1, 2, 3, 4, 5],
+        "corruptions": {"elastic_transform": row},
+        "mean_by_severity": dict.fromkeys("12345", 1.0),
+        "mean": 1.0,
+    }
+    _show_shift({"corruptions": found})
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and lines[4].count("100.00") == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from cli_helpers import run_main
 
+from generalist import cli_compare
 from generalist.compare import UNION_MEAN, UNION_WORST, Comparison, _table, compare, method_of, paper_column, paper_rows
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.core.errors import GeneralistError, RunError
@@ -226,6 +228,30 @@ def test_latex_is_a_tabular(mine: Path) -> None:
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1
     assert text.startswith(r"\begin{tabular}{lllllrrrrrr}")
+
+
+def test_natural_accuracy_comes_first(mine: Path) -> None:
+    assert compare([mine]).columns == [
+        "natural",
+        "pgd-20/linf:8/255",
+        "aa/linf:8/255",
+        "aa/l2:128/255",
+        UNION_MEAN,
+        UNION_WORST,
+    ]
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_a_narrow_terminal_gets_a_column_a_run(
+    runs: int, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_compare.console, "width", 80)
+    named = [shutil.copytree(mine, mine.parent / f"a-run-with-a-name-{number}") for number in range(runs)]
+    code, out, _ = run_main(["compare", *map(str, named)], monkeypatch, capsys)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    for line, figure in (("natural", "85.00"), ("aa l2:128/255", "59.00"), (UNION_WORST, "44.00")):
+        (found,) = [text for text in out.splitlines() if text.startswith(f"│ {line} ")]
+        assert found.count(figure) == runs
 
 
 def test_the_command(mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

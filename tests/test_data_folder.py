@@ -44,6 +44,22 @@ def test_layout(root: Path) -> None:
     assert not train.resident
 
 
+def test_what_editors_leave_behind_is_no_data(root: Path) -> None:
+    (root / "train" / ".ipynb_checkpoints").mkdir()
+    (root / "train" / "cat" / "._1.png").write_text("no image")
+    train, _ = load_folder(root, resolution=16, workers=2)
+    assert train.classes == ["cat", "dog"] and len(train) == 8
+
+
+def test_classes_that_cannot_be_learned_are_named(root: Path) -> None:
+    (root / "train" / "emu").mkdir()
+    with pytest.raises(DataError, match="train/emu has no images: add some, or remove the folder"):
+        load_folder(root, resolution=16)
+    _write(root / "alone" / "train" / "cat" / "1.png")
+    with pytest.raises(DataError, match="alone/train has one class, 'cat': a classifier needs two"):
+        load_folder(root / "alone", resolution=16)
+
+
 def test_evaluation_takes_the_centre(root: Path) -> None:
     train, _ = load_folder(root, resolution=24, center=0.8, workers=2)
     batch = train.batch(torch.tensor([5, 0]))

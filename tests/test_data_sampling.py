@@ -85,7 +85,7 @@ def test_epochs_differ_and_repeat() -> None:
 
 
 def test_drop_of_the_only_batch_is_refused() -> None:
-    with pytest.raises(DataError, match="reduce batch_size"):
+    with pytest.raises(DataError, match=r"reduce train\.batch_size"):
         _batches(5, 8, "drop")
     with pytest.raises(DataError, match="no samples"):
         _batches(0, 8, "keep")

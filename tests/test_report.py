@@ -26,7 +26,7 @@ from generalist.report import write_report
 from generalist.report.choices import ranked
 from generalist.report.runs import collect, unique_names
 from generalist.report.samples import disagreements, recorded
-from generalist.report.section_setup import _edge
+from generalist.report.section_setup import _edge, _flat
 
 MEGABYTE = 1_000_000
 
@@ -270,7 +270,14 @@ def test_methods_can_be_chosen(page: Page) -> None:
 
 
 def test_the_recipes_differences_are_told_once(page: Page) -> None:
-    assert "linf, natural, l2" in page.prose and "learners.l2.threat.eps" not in page.prose.split("every field")[0]
+    differences = page.prose.split("every field")[0]
+    assert "linf, natural, l2" in differences and "learners.l2.threat.eps" not in differences
+    assert "Our own settings" not in differences, "what a recipe says of itself is no setting"
+
+
+def test_a_list_without_names_is_one_field() -> None:
+    found = _flat({"threats": [{"norm": "linf", "eps": 0.18}, {"norm": "l2", "eps": 0.7}], "shares": {}, "none": []})
+    assert found == {"threats": "linf 0.18; l2 0.7", "none": "–"}
 
 
 def test_commands_make_the_page_again(runs: list[Path], page: Page) -> None:

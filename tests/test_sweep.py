@@ -15,11 +15,11 @@ import torch
 from cli_helpers import run_main
 from sweep_helpers import TINY, read_rows, work, write_sweep
 
-from generalist.core.errors import DivergedError, GeneralistError, SweepError
+from generalist.core.errors import DivergedError, GeneralistError, InterruptedRunError, SweepError
 from generalist.core.plain_yaml import load_yaml
 from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
-from generalist.sweep import storage, trials
+from generalist.sweep import storage, trials, worker
 from generalist.sweep.definition import checked_choices, load_sweep, shipped_sweeps
 from generalist.sweep.measurements import example_record, final_measurements, train_seconds
 from generalist.sweep.options import as_text
@@ -442,6 +442,19 @@ def test_a_stopped_trial_goes_on_where_it_was(tmp_path: Path) -> None:
     assert trials.rows(whole)[0].values == row.values
     weights = [(tmp_path / name / "trials/0000/last.safetensors").read_bytes() for name in ("out", "whole")]
     assert weights[0] == weights[1]
+
+
+def test_a_stopped_sweep_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: Any, **kwargs: Any) -> None:
+        raise InterruptedRunError("stopped in epoch 1 at step 3; a checkpoint is kept, go on with --resume", 15)
+
+    path = write_sweep(tmp_path, search={LR: {"values": [0.1]}})
+    monkeypatch.setattr(worker.api, "train", stopped)
+    with pytest.raises(InterruptedRunError, match=r"stopped in trial 0, .* start the sweep again to go on") as ending:
+        work(path, tmp_path / "out")
+    assert ending.value.exit_code == 143, "of SIGTERM"
+    (row,) = read_rows(path, tmp_path / "out")
+    assert (row.state, row.losses) == ("waiting", 0)
 
 
 def test_a_folder_belongs_to_one_sweep(tmp_path: Path) -> None:

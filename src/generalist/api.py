@@ -144,9 +144,9 @@ def evaluate(
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
     make_plan(chosen, parsed, mode=options.mode, precision=options.precision)  # a wrong name, before anything is read
+    subject, network = _subject(model, which, device, trust_code=trust_code)
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
-    subject, network = _subject(model, which, device, trust_code=trust_code)
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
     wanted = min(usual.samples, len(images)) if samples is None and usual.samples is not None else samples
     place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None

@@ -56,10 +56,16 @@ def _group(version: Version = False) -> None:
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, a YAML file, or a run to resume.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A shipped recipe's name, a YAML file, or a run to resume.", metavar="RECIPE")
+    ],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a field: a.b.0.c=value. Repeatable.", metavar="FIELD=VALUE"),
+        typer.Option(
+            "--set",
+            help="Change a field, as in train.epochs=20 or learners.linf.optimizer.lr=0.1. Repeatable.",
+            metavar="FIELD=VALUE",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory [default: runs/RECIPE].")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -115,7 +121,9 @@ def data_list(version: Version = False) -> None:
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None, version: Version = False
+    name: Annotated[str, typer.Argument(help="The data set.", metavar="NAME")],
+    root: Root = None,
+    version: Version = False,
 ) -> None:
     """Fetch a data set and verify it. Example: generalist data get cifar10 --root ~/data"""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -133,7 +141,9 @@ def data_get(
 
 @data_app.command("check")
 def data_check(
-    name: Annotated[str, typer.Argument(help="The data set.")], root: Root = None, version: Version = False
+    name: Annotated[str, typer.Argument(help="The data set.", metavar="NAME")],
+    root: Root = None,
+    version: Version = False,
 ) -> None:
     """Verify the files of a data set. Example: generalist data check cifar10"""
     states = download.check(name, data_root(root))
@@ -159,7 +169,7 @@ def recipes_list(version: Version = False) -> None:
 
 @recipes_app.command("show")
 def recipes_show(
-    name: Annotated[str, typer.Argument(help="The recipe.")],
+    name: Annotated[str, typer.Argument(help="The recipe.", metavar="NAME")],
     resolved: Annotated[bool, typer.Option("--resolved", help="Print every field with its value.")] = False,
     version: Version = False,
 ) -> None:

@@ -34,7 +34,7 @@ def train(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a field: a.b.0.c=value. Repeatable.", metavar="FIELD=VALUE"),
+        typer.Option("--set", help="Change a field, as in train.batch_size=64. Repeatable.", metavar="FIELD=VALUE"),
     ] = None,
     iterations: Annotated[
         int | None, typer.Option(help="Iterations timed for each engine [default: 100 on a GPU, 20 on a CPU].")
@@ -55,7 +55,7 @@ def train(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Time a training iteration of both engines and of the published code's loop, in one run.
+    """Time a training iteration. Both engines are measured, and the published code's loop.
 
     Example: generalist bench train --recipe digits-d --device cpu --json -
     """

@@ -20,7 +20,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.", c
 
 
 def mix(
-    run: Annotated[Path, typer.Argument(help="A finished run of two or more learners.")],
+    run: Annotated[Path, typer.Argument(help="A finished run of two or more learners.", metavar="RUN")],
     gamma: Annotated[
         str | None,
         typer.Option(
@@ -57,7 +57,7 @@ def mix(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Turn the dial: another point of the trade-off from a finished run, without training.
+    """Turn the dial of a finished run. That is another point of the trade-off, without training.
 
     Example: generalist mix runs/digits-d --gamma 0.8
     """

@@ -15,7 +15,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.", c
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN")],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="Directory for every figure as files.")] = None,
     formats: Annotated[str, typer.Option(help="Of --figures, by commas: svg, pdf, png.")] = "svg,pdf,png",
@@ -28,7 +28,7 @@ def report(
     ] = False,
     version: Version = False,
 ) -> None:
-    """Write one page about one run or many; it needs no network and can be sent as it is.
+    """Write one page about one run or many. It loads nothing and can be sent as it is.
 
     Example: generalist report runs/digits-t runs/digits-at --out report.html --figures figures
     """

@@ -281,6 +281,7 @@ def compare(runs: Sequence[str | Path], *, paper: bool = False, trust_code: bool
     columns = list(dict.fromkeys(column for row in ours for column in row.cells))
     unions = [name for name in (UNION_MEAN, UNION_WORST) if name in columns]
     columns = [column for column in columns if column not in unions] + unions
+    columns.sort(key=lambda column: column != NATURAL)
     if not paper:
         return Comparison(ours, columns)
     rows: list[Row] = []

@@ -30,9 +30,14 @@ if not console.is_terminal and "COLUMNS" not in os.environ:
 errors = Console(stderr=True, highlight=False)
 
 
+def width_of(table: Table) -> int:
+    """Columns that it takes where nothing is wrapped."""
+    return console.measure(table, options=console.options.update(width=1000)).maximum
+
+
 def print_table(table: Table) -> None:
     """A table of numbers in full: where a terminal is too narrow its lines wrap, but no digit is lost."""
-    needed = console.measure(table, options=console.options.update(width=1000)).maximum
+    needed = width_of(table)
     wide = Console(file=console.file, force_terminal=console.is_terminal, highlight=False, width=needed)
     (console if needed <= console.width else wide).print(table)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ def evaluation_listener() -> Iterator[Callable[[Moment], None]]:
         def follow(moment: Moment) -> None:
             if moment.what not in tasks:
                 tasks[moment.what] = progress.add_task("", total=moment.total)
-            text = escape(f"{_place(moment)} {moment.what}: {moment.robust} right")
+            text = escape(f"{_place(moment)}: {moment.robust} right")
             progress.update(tasks[moment.what], description=text, completed=moment.done, total=moment.total)
 
         yield follow
@@ -50,14 +51,16 @@ def _plain_listener() -> Callable[[Moment], None]:
             return
         said = now
         left = "" if finished else f", {_minutes((now - start) / moment.done * (moment.total - moment.done))} left"
-        text = f"{_place(moment)} {moment.what}: {moment.done} of {moment.total}, {moment.robust} right{left}"
+        text = f"{_place(moment)}: {moment.done} of {moment.total}, {moment.robust} right{left}"
         console.print(escape(text), soft_wrap=True)
 
     return follow
 
 
 def _place(moment: Moment) -> str:
-    return f"[{moment.step}/{moment.steps}]"
+    """Natural images are step 0 and come before the attacks; `cw-20.cw`, as records tell it apart, is cw-20."""
+    what = re.sub(r"\b(\w+-\d+)\.\w+$", r"\1", moment.what)
+    return f"[{moment.step + 1}/{moment.steps + 1}] {what}"
 
 
 def _minutes(seconds: float) -> str:
@@ -89,9 +92,10 @@ def _show_shift(found: Mapping[str, Any]) -> None:
     """Accuracy by corruption and severity, then accuracy and flip rate by sequence."""
     if "corruptions" in found:
         result = found["corruptions"]
-        table = Table(title=escape(f"Accuracy (%) on corrupted images ({result['source']})"), title_justify="left")
+        title = f"Accuracy (%) on corrupted images by severity ({result['source']})"
+        table = Table(title=escape(title), title_justify="left", min_width=len(title))
         table.add_column("corruption", no_wrap=True)
-        for heading in (*(f"severity {s}" for s in result["severities"]), "mean"):
+        for heading in (*(str(severity) for severity in result["severities"]), "mean"):
             table.add_column(heading, justify="right")
         for name, row in result["corruptions"].items():
             shares = [*(accuracy["value"] for accuracy in row["severities"].values()), row["mean"]]

@@ -47,7 +47,7 @@ def shares(gamma: Mapping[str, float]) -> str:
 
 def show_curve(curve: Curve, run: Path) -> None:
     """The table, its Pareto front marked; the suggestion with the command that makes it; notes."""
-    about = f"learners of epoch {curve.epoch}, PGD-{curve.steps}"
+    about = f"epoch {curve.epoch}, PGD-{curve.steps}"
     measured = [(point, point.validation) for point in curve.points]
     print_table(_table(f"Accuracy (%) along the dial on the validation images: {about}", measured))
     tested = [(point, point.test) for point in curve.points if point.test is not None]

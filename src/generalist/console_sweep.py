@@ -64,9 +64,9 @@ def _say_winners(sweep: Sweep, winners: Sequence[Row], folder: Path) -> None:
 
 def list_sweeps() -> None:
     """The sweeps that come with the package."""
-    table = Table("name", "recipe", "method", "trials", "varies")
+    table = Table("name", "method", "trials", "varies")
     table.columns[0].no_wrap = True
     for name in shipped_sweeps():
         options = load_sweep(name).options
-        table.add_row(name, options.recipe, options.method, str(options.total), escape(", ".join(options.search)))
-    print_table(table)
+        table.add_row(name, options.method, str(options.total), escape(", ".join(options.search)))
+    console.print(table)

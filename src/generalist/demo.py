@@ -9,11 +9,12 @@ from pathlib import Path
 
 import generalist
 from generalist.api import evaluate, load, train
-from generalist.console import accuracy_table, clear_endings, console
+from generalist.console import accuracy_table, clear_endings, console, training_listener
 from generalist.core.errors import RunError
 from generalist.core.files import write_text
 from generalist.core.run import RunDirectory
 from generalist.recipe import load_recipe
+from generalist.training.loop import Listener
 
 RECIPES = ("digits-nt", "digits-at", "digits-t")
 GENERALIST = "digits-t: the generalist"
@@ -44,7 +45,9 @@ def run_demo(out: Path) -> dict[str, dict[str, float]]:
     threats = [str(threat) for threat in recipe.threats()]
     for name in RECIPES:
         started = time.monotonic()
-        run = train(name, out=out / name, device="cpu")
+        with training_listener(name) as listener:  # the bar with the time left; validations would bury the table
+            quiet = Listener(say=listener.say, iteration=listener.iteration)
+            run = train(name, out=out / name, device="cpu", listener=quiet)
         console.print(f"trained {name} in {time.monotonic() - started:.0f} s")
         rows[GENERALIST if name == "digits-t" else name] = accuracies(run, "last", threats)
     for learner in recipe.learners:

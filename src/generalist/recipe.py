@@ -27,6 +27,7 @@ from generalist.training.options import Job
 
 MAX_BYTES = 1 << 20
 FRESH = "fresh"
+_DEEPEST = 4  # levels of fields, as in learners.0.optimizer.lr
 
 
 class StageOptions(Options):
@@ -209,7 +210,7 @@ def _explain(location: tuple[int | str, ...], error: Mapping[str, Any]) -> tuple
         words.pop()
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        near = get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1)
+        near = get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1) or _places_of(str(location[-1]))
         hint = f"did you mean {near[0]!r}? " if near else ""
         message = f"unknown field; {hint}docs/recipes.md lists the fields"
     elif error["type"] == "missing":
@@ -229,6 +230,21 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     return sorted({name for model in models for name in model.model_fields})
 
 
+def _places_of(field: str) -> list[str]:
+    """Where in a recipe a field of this name stands, the highest place first: whoever writes `epochs` or `train.lr`."""
+    found: list[str] = []
+    level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
+    for _ in range(_DEEPEST):
+        found += [f"{path}{field}" for path, model in level if field in model.model_fields]
+        level = [
+            (f"{path}{name}.{'0.' if 'list[' in str(info.annotation) else ''}", inner)
+            for path, model in level
+            for name, info in model.model_fields.items()
+            for inner in _models_in(info.annotation)
+        ]
+    return found
+
+
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     """The options classes within a field's type, with those that extend them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -242,10 +258,15 @@ def shipped_names() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
+def unknown_recipe(name: str) -> str:
+    """The sentence that says that no recipe has this name."""
+    return unknown_name("recipe", name, shipped_names(), listing="generalist recipes list")
+
+
 def shipped_text(name: str) -> str:
     """The YAML text of a shipped recipe."""
     if name not in shipped_names():
-        raise RecipeError("", unknown_name("recipe", name, shipped_names()))
+        raise RecipeError("", unknown_recipe(name))
     return resources.files("generalist").joinpath("recipes", f"{name}.yaml").read_text()
 
 
@@ -257,8 +278,10 @@ def read_raw(where: str | Path) -> dict[str, Any]:
         return {"name": str(where), **raw}
     if RunDirectory(path).exists():
         raise RecipeError("", f"{path} is a run; go on with --resume, or branch with --from {path}")
+    if path.is_dir():
+        raise RecipeError("", f"{path} is a directory without recipe.yaml: neither a run nor a recipe")
     if not path.is_file():
-        raise RecipeError("", f"{unknown_name('recipe', str(where), shipped_names())}; nor is it a file")
+        raise RecipeError("", f"{unknown_recipe(str(where))}, and no file is called that")
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError("", f"{path} is larger than {MAX_BYTES} bytes: that is no recipe")
     try:

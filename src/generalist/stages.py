@@ -67,7 +67,8 @@ def shared_directory(
 
 def _check_free(run: RunDirectory) -> None:
     if run.path.exists() and (not run.path.is_dir() or any(p.name != ".lock" for p in run.path.iterdir())):
-        raise RunError(f"{run.path} exists already; go on with --resume, or choose another --out")
+        remedy = "go on with --resume, or choose" if run.exists() else "it is no run: choose"
+        raise RunError(f"{run.path} exists already; {remedy} another --out")
 
 
 def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -> None:

@@ -31,8 +31,15 @@ def weights_file(path: Path, which: str = "best") -> Path:
         return run.require().model if which == "best" else run.require().last
     files = branch_files(str(run.require().path), [which])
     if which not in files:
-        raise RunError(f"{run.path} keeps no learner {which!r}; choose best, last or the name of a learner")
+        raise RunError(f"{run.path} keeps no learner {which!r}; choose {', '.join(['best', 'last', *_kept(run)])}")
     return files[which]
+
+
+def _kept(run: RunDirectory) -> list[str]:
+    """The networks in the run's last snapshot."""
+    epochs = run.snapshot_epochs()
+    files = (run.snapshots / str(epochs[-1])).glob("*.safetensors") if epochs else []
+    return sorted(path.stem for path in files)
 
 
 def run_of(path: Path) -> RunDirectory | None:

@@ -233,7 +233,7 @@ class ThreatOptions(Options):
             return value
         norm, colon, eps = value.partition(":")
         if not colon:
-            raise ValueError("a threat is a norm and an eps, as in linf:8/255")
+            raise ValueError("a threat is a norm and an eps; write norm:eps, as in linf:8/255")
         return {"norm": norm.strip().lower(), "eps": eps.strip()}
 
     @model_validator(mode="after")
@@ -254,7 +254,9 @@ def parse_threat(text: str) -> ThreatOptions:
     try:
         return ThreatOptions.model_validate(text)
     except ValidationError as error:
-        raise GeneralistError(f"threat {text!r}: {first_problem(error)}; write norm:eps, as in linf:8/255") from None
+        reason = first_problem(error)
+        remedy = "" if "8/255" in reason else "; write norm:eps, as in linf:8/255"
+        raise GeneralistError(f"threat {text!r}: {reason}{remedy}") from None
 
 
 def _plain(eps: float) -> str:

@@ -126,5 +126,6 @@ def _position(node: list[Any], part: str, path: str) -> int:
         return names.index(part)
     # A long string of digits is no position, and Python refuses to convert the longest ones.
     if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
-        raise RecipeError(path[:200], f"--set: there is no element {part[:40]!r} in a list of {len(node)}")
+        known = f": {', '.join(str(name)[:40] for name in names[:8])}" if any(names) else ""
+        raise RecipeError(path[:200], f"--set: there is no element {part[:40]!r} in a list of {len(node)}{known}")
     return int(part)

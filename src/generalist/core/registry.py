@@ -39,11 +39,15 @@ def import_object(path: str, *, trust_code: bool) -> Any:
     return getattr(module, attribute)
 
 
-def unknown_name(kind: str, name: str, known: list[str]) -> str:
-    """The sentence that says a name is unknown, with the nearest known ones."""
+def unknown_name(kind: str, name: str, known: list[str], *, listing: str | None = None) -> str:
+    """The sentence that says a name is unknown, with the nearest known one, and with all of them.
+
+    Where there are too many for a line, `listing` is the command that lists them, and is named instead.
+    """
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {kind} {name!r}; {hint}known: {', '.join(known)}"
+    rest = f"known: {', '.join(known)}" if listing is None else f"`{listing}` names them all"
+    return f"unknown {kind} {name[:200]!r}; {hint}{rest}"
 
 
 class Registry(Generic[T]):

@@ -67,7 +67,14 @@ class RunDirectory:
     def require(self) -> RunDirectory:
         """Itself, or an error where no run lies here."""
         if not self.exists():
-            raise RunError(f"{self.path} is not a run directory (it has no recipe.yaml)")
+            what = (
+                "a file"
+                if self.path.is_file()
+                else "it has no recipe.yaml"
+                if self.path.is_dir()
+                else "nothing is there"
+            )
+            raise RunError(f"{self.path} is not a run directory ({what})")
         return self
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -181,21 +181,36 @@ def _scan(
         labels += [label] * len(inside)
     if not files:
         raise DataError(f"{folder} has no images: the layout is {split}/CLASS/image with {', '.join(sorted(SUFFIXES))}")
+    if split == "train":
+        _check_classes(folder, classes, labels)
     return FolderImages(files, torch.tensor(labels), classes, f"folder:{root.name}", resolution, center, decoder)
 
 
+def _check_classes(folder: Path, classes: list[str], labels: list[int]) -> None:
+    """A network cannot learn a class of which it sees nothing, nor anything from one class alone."""
+    if len(classes) < 2:
+        raise DataError(f"{folder} has one class, {classes[0]!r}: a classifier needs two, each in a folder of its own")
+    if empty := sorted(set(range(len(classes))) - set(labels)):
+        raise DataError(f"{folder / classes[empty[0]]} has no images: add some, or remove the folder")
+
+
 def _is_class(path: Path, root: Path) -> bool:
-    if path.is_file():
+    if path.is_file() or _is_hidden(path):
         return False
     _refuse_leaving(path, root)
     return path.is_dir()
 
 
 def _is_image(path: Path, root: Path) -> bool:
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES or _is_hidden(path):
         return False
     _refuse_leaving(path, root)
     return path.is_file()
+
+
+def _is_hidden(path: Path) -> bool:
+    """What editors and file managers leave behind: `.ipynb_checkpoints`, `._1.png`."""
+    return path.name.startswith(".")
 
 
 def _refuse_leaving(path: Path, root: Path) -> None:

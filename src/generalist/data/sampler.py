@@ -66,7 +66,7 @@ def _chunks(order: Tensor, *, size: int, last: str) -> list[Tensor]:
         if count < size:
             raise DataError(
                 f"{count} samples do not fill one batch of {size}, and an incomplete last one is dropped: "
-                "reduce batch_size, or fill or keep the last batch"
+                "reduce train.batch_size, or set train.last_batch to fill or keep"
             )
         order = order[: count - count % size]
     elif last == "fill":

@@ -16,7 +16,10 @@ def hold_out(labels: Tensor, *, count: int, classes: int, seed: int) -> tuple[Te
     """
     labels = labels.cpu()
     if not 0 < count < len(labels):
-        raise DataError(f"cannot hold out {count} of {len(labels)} images: hold out at least 1 and leave some to train")
+        raise DataError(
+            f"cannot hold out {count} of {len(labels)} images: "
+            "hold out at least 1 and leave some to train (validation.images)"
+        )
     each, more = divmod(count, classes)
     generous = set(permutation(classes, seed, "hold-out/classes")[:more].tolist())
     order = permutation(len(labels), seed, "hold-out/order")
@@ -28,7 +31,7 @@ def hold_out(labels: Tensor, *, count: int, classes: int, seed: int) -> tuple[Te
         if quota and len(members) <= quota:
             raise DataError(
                 f"class {number} has {len(members)} images, too few to hold out {quota} and train on the rest: "
-                f"hold out fewer than {count}"
+                f"hold out fewer than {count} (validation.images)"
             )
         held[members[:quota]] = True
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()

@@ -45,5 +45,8 @@ def attack_named(name: str) -> Attack | AutoAttack:
     match = re.fullmatch(r"([a-z]+)-(\d{1,5})", name)
     if match is not None and match[1] in WITH_STEPS and int(match[2]) > 0:
         return WITH_STEPS[match[1]](int(match[2]))
+    meant = re.fullmatch(r"([a-z]+)\W?([1-9]\d{0,4})", name.lower())
+    if meant is not None and meant[1] in WITH_STEPS:
+        raise GeneralistError(f"unknown attack {name!r}; write {meant[1]}-{meant[2]}")
     known = ["natural", *ATTACKS, *(f"{kind}-STEPS" for kind in WITH_STEPS)]
     raise GeneralistError(unknown_name("attack", name, known))

@@ -38,7 +38,9 @@ class ModelOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.width is not None and self.name != "small":
-            raise ValueError(f"`width` belongs to the model `small`: remove it for {self.name!r}")
+            raise ValueError(
+                f"`width` belongs to the model `small`: remove it for {self.name!r}, as in --set 'model={{name: NAME}}'"
+            )
         if clash := {"num_classes", "in_channels", "in_chans", "width"} & self.options.keys():
             raise ValueError(f"`options` must not hold {sorted(clash)}: data and the other fields decide these")
         return self

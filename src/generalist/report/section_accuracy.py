@@ -35,18 +35,21 @@ def attacks_section(found: Collection) -> Section:
     columns = ranked(column for row in ours for column in row.cells)[:MOST_COLUMNS]
     comparison = Comparison(rows, columns)
     marks = comparison.marks()
+    beside = len(rows) > len(ours)  # the papers' rows: only then is it a question whose a figure is
     body = [
         [
             short(named.get(id(row), row.name), 80),
-            row.source,
+            *([row.source] if beside else []),
             short(row.method, 60),
             *(_figure(row, column, marks.get((number, column))) for column in columns),
         ]
         for number, row in enumerate(rows)
     ]
-    heads = ["network", "source", "method", *columns]
+    heads = ["network", *(["source"] if beside else []), "method", *columns]
     caption = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
-    section.add(table(heads, body, caption=caption, sortable=True, methods=[row.method for row in rows]))
+    named_columns = f"named-{3 if beside else 2}"
+    methods = [row.method for row in rows]
+    section.add(table(heads, body, caption=caption, sortable=True, methods=methods, classes=named_columns))
     if notes := comparison.footnotes():
         section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
     said = {text: None for network in found.networks for text in network.main.summary.notes}

@@ -17,6 +17,8 @@ from generalist.report.section import Section, called, note
 
 MOST_VALUE = 160
 MOST_TEXT = 50_000
+WORDS = {"name", "source"}
+"""What a recipe says of itself: always different, and no setting."""
 KEYS = ("generalist", "commit", "python", "torch", "platform", "device", "threads", "seed")
 
 
@@ -30,7 +32,7 @@ def recipes_section(found: Collection) -> Section:
         keys = list(dict.fromkeys(["learners", *(key for entry in fields for key in entry)]))
         for run, entry in zip(found.runs, fields, strict=True):
             entry["learners"] = ", ".join(learner.name for learner in run.recipe.learners)
-        differing = [key for key in keys if _differs(key, fields)]
+        differing = [key for key in keys if key not in WORDS and _differs(key, fields)]
         rows = [
             [tag("code", short(key, 120)), *(short(entry.get(key, ""), MOST_VALUE) for entry in fields)]
             for key in differing
@@ -57,17 +59,19 @@ def _differs(key: str, fields: Sequence[dict[str, str]]) -> bool:
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
     """`a.b.c` to a value's text; learners go by their names."""
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping):
         return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}{key}.").items()}
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
-        named = {str(entry.get("name", number)): entry for number, entry in enumerate(value)}
+        named = {str(entry["name"]): entry for entry in value if "name" in entry}
         if len(named) == len(value):
             return {k: v for key, inner in named.items() for k, v in _flat(inner, f"{prefix}{key}.").items()}
+        # Threats, say: one field, and not one for each norm and eps of each.
+        return {prefix.removesuffix("."): "; ".join(" ".join(map(_text, entry.values())) for entry in value)}
     return {prefix.removesuffix("."): _text(value)}
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list | Mapping):
+    if isinstance(value, list):
         return str(value) if value else "–"
     return "–" if value is None else str(value)
 
@@ -129,7 +133,7 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
     words += ["--samples", str(summary.samples)] if summary.indices is not None else []
     if entry.shift is not None and entry.shift.corruptions is not None:
         listed = tuple(entry.shift.corruptions.corruptions)
-        family = next((name for name, members in FAMILIES.items() if members == listed), None)
+        family = next((name for name, members in FAMILIES.items() if {*members} == {*listed}), None)
         words += ["--corruptions", family or ",".join(listed)]
     words += ["--perturbations"] if entry.shift is not None and entry.shift.perturbations is not None else []
     return called("evaluate", network.run, *words)

@@ -61,9 +61,9 @@ def _card(network: Network) -> Html:
         what = "AutoAttack" if attack == AUTOATTACK else f"{attack}, strongest run"
         figures.append(_figure(threat, cell, what))
     if UNION_WORST in row.cells:
-        figures.append(_figure("union", row.cells[UNION_WORST], "under all threats"))
+        figures.append(_figure("union", row.cells[UNION_WORST], "all threats"))
     if UNION_MEAN in row.cells:
-        figures.append(_figure("mean over threats", row.cells[UNION_MEAN], "the papers' union"))
+        figures.append(_figure("mean", row.cells[UNION_MEAN], "over threats: papers' union"))
     about = f"{row.method} · {row.dataset} · {row.model}"
     return tag(
         "article",

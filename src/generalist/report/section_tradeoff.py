@@ -203,8 +203,9 @@ def _triangles(section: Section, run: Run, curve: Curve) -> None:
     ]
     title = f"{short(run.name, 80)}: accuracy (%) along the dial, PGD-{curve.steps} on {_images(curve)} images"
     details = numbers(table(["shares", *columns, "Pareto"], rows, caption=title, sortable=True))
-    suggestion = [note(short(curve.suggestion.text))] if curve.suggestion else []
-    section.add(tag("h3", short(run.name, 80)), grid(*figures), *suggestion, details)
+    suggestion = [curve.suggestion.text] if curve.suggestion else []
+    said = [note(short(text[:1].upper() + text[1:])) for text in [*suggestion, *curve.notes[:3]]]
+    section.add(tag("h3", short(run.name, 80)), grid(*figures), *said, details)
 
 
 def _images(curve: Curve) -> str:

@@ -175,7 +175,8 @@ def _recipe_named(recipe: str, folder: Path | None) -> str | Path:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        raise SweepError(f"{unknown_name('sweep', str(path), shipped_sweeps())}; nor is it a file")
+        unknown = unknown_name("sweep", str(path), shipped_sweeps(), listing="generalist sweep --list")
+        raise SweepError(f"{unknown}, and no file is called that")
     if path.stat().st_size > MAX_BYTES:
         raise SweepError(f"{path} is larger than {MAX_BYTES} bytes: that is no sweep")
     try:

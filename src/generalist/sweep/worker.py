@@ -121,6 +121,9 @@ class Worker:
             crashed = isinstance(error, Exception) and not isinstance(error, GeneralistError | OSError)
             with self._telling():
                 trials.free(self.shared, claimed, lost=crashed)
+            if isinstance(error, InterruptedRunError):  # a sweep has no --resume: it always goes on
+                text = f"stopped in trial {claimed.number}, whose checkpoint is kept: start the sweep again to go on"
+                raise InterruptedRunError(text, error.exit_code - 128) from error
             raise
 
     def _train(self, claimed: Claim) -> None:

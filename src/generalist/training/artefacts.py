@@ -46,7 +46,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = json.loads((file.metadata() or {}).get("generalist", "{}"))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
     except (SafetensorError, ValueError, RecursionError, OSError) as error:
-        raise RunError(f"{path} is not a whole safetensors file: {error}") from error
+        raise RunError(f"{path} is not a whole safetensors file, as runs and exports keep weights: {error}") from error
     if not isinstance(about, dict):
         raise RunError(f"{path} has a damaged header")
     return state, about

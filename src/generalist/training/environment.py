@@ -29,7 +29,8 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise GeneralistError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise GeneralistError(f"device {name!r} is not there; choose cpu or auto")
+        seen = f"PyTorch {torch.__version__} sees {torch.cuda.device_count() or 'no'} GPU(s)"
+        raise GeneralistError(f"device {name!r} is not there: {seen}; choose cpu or auto")
     return device
 
 
