@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from cli_helpers import run_main
 from torch import nn
 from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
 
+import generalist
+from generalist.bench.evaluate import Attacked, load_case
 from generalist.bench.flops import count_model, iteration_flops, why_not_counted
 from generalist.bench.images import KINDS, kind_of, synthetic_splits
 from generalist.bench.published import PublishedLoop, why_not_published
@@ -346,3 +349,56 @@ def test_on_a_gpu_both_engines_are_measured() -> None:
     assert all(result.peak_bytes for result in found.results)
     losses = [result.losses for result in found.results]
     assert losses[0] == pytest.approx(losses[2], rel=0.05)
+
+
+# -- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a small network that has learnt a little."""
+    out = tmp_path_factory.mktemp("bench") / "run"
+    generalist.train("digits-at", overrides=["model.width=4", "train.epochs=2", "validation.threats=[]"], out=out)
+    return out / "model.safetensors"
+
+
+def test_evaluation_is_timed_by_attack(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "evaluate", str(weights), "--samples", "40", "--attacks", "apgd-ce,fab-t", "--device", "cpu"]
+    code, output, told = run_main([*arguments, "--json", "-"], monkeypatch, capsys)
+    assert code == 0
+    report = json.loads(output)
+    own = report["ours"]
+    assert report["samples"] == 40 and report["attacks"] == ["apgd-ce", "fab-t"]
+    assert 0 < own["robust_accuracy"] <= report["natural_accuracy"] <= 1
+    assert own["by_attack"].keys() == {"natural", "apgd-ce", "fab-t", "total"}
+    assert sum(seconds for name, seconds in own["by_attack"].items() if name != "total") <= own["seconds"]
+    assert own["share_of_ceiling"] == pytest.approx(own["tflops"] / own["ceiling_tflops"])
+    assert "40 samples of digits, linf:0.12, apgd-ce+fab-t" in told
+
+
+def test_the_work_of_an_evaluation_by_hand(weights: Path) -> None:
+    """A pass of an image for each that an attack makes in a round, and a round a target."""
+    case = load_case(str(weights), samples=10, attacks=["apgd-t"], device="cpu")
+    cost = count_model(case.model.requires_grad_(True), (1, 8, 8), CPU)
+    rounds = Counter({"apgd-t": 7, "square": 2})
+    found = Attacked(torch.ones(10, dtype=torch.bool), rounds, {})
+    expected = 7 * (103 * cost.forward + 101 * cost.input_gradient) + 2 * 5002 * cost.forward
+    assert found.work(case) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--attacks", "pgd-20"], "--attacks knows apgd-ce, apgd-t, fab-t, square, not pgd-20"),
+        (["--samples", "0"], "at least one"),
+        (["--precision", "half"], "--precision is default or fast, not 'half'"),
+        (["--threat", "linf"], "threat 'linf'"),
+    ],
+)
+def test_mistakes_in_the_benchmark_of_evaluation(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, told = run_main(["bench", "evaluate", *arguments], monkeypatch, capsys)
+    assert (code, output) == (2, "") and words in told

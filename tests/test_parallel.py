@@ -91,17 +91,15 @@ def test_two_processes_compute_what_one_computes(alone: Path, tmp_path: Path) ->
 
 def test_recorded_iterations_of_two_processes(tmp_path: Path) -> None:
     """With what ranks send while they record and replay; the recording itself is replaced."""
+    cases = {}
     for counters in ("copy", "truncate"):
         recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing={**REDISTRIBUTED, "counters": counters})
         train(recipe, tmp_path / counters)
         recorded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "graph"})})
-        run_on(
-            2,
-            {f"{counters}-{layout}": with_parallel(recorded, layout=layout) for layout in ("data", "learners")},
-            tmp_path,
-        )
-        for layout in ("data", "learners"):
-            assert_same(tmp_path / f"{counters}-{layout}", tmp_path / counters)
+        cases |= {f"{counters}-{layout}": with_parallel(recorded, layout=layout) for layout in ("data", "learners")}
+    run_on(2, cases, tmp_path)
+    for case in cases:
+        assert_same(tmp_path / case, tmp_path / case.partition("-")[0])
 
 
 def _check_local_statistics(path: Path, whole: Path) -> None:

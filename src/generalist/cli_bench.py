@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
+from generalist.bench.evaluate import STANDARD, bench_evaluate, lines, load_case
 from generalist.bench.table import heading, table
 from generalist.bench.train import ENGINES, bench_train
 from generalist.console import console, errors, print_version
@@ -20,6 +22,9 @@ bench_app = typer.Typer(help="Measure speed. Example: generalist bench train --d
 
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", help="Also write everything as JSON; - is standard output.", metavar="FILE")
+]
 
 
 @bench_app.callback()
@@ -47,9 +52,7 @@ def train(
     synthetic: Annotated[
         bool, typer.Option("--synthetic/--real", help="Random pixels of the data's shape, or the data itself.")
     ] = True,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Also write everything as JSON; - is standard output.", metavar="FILE")
-    ] = None,
+    json_file: JsonFile = None,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")
     ] = False,
@@ -59,9 +62,7 @@ def train(
 
     Example: generalist bench train --recipe digits-d --device cpu --json -
     """
-    if json_file is not None and (not json_file or Path(json_file).is_dir()):
-        raise GeneralistError(f"--json needs the name of a file, or -, not {json_file!r}")
-    shown = errors if json_file == "-" else console  # standard output is then JSON and nothing else
+    shown = _listener(json_file)
     report = bench_train(
         recipe,
         overrides=changes or [],
@@ -78,7 +79,57 @@ def train(
     shown.print(table(report))
     for note in report.notes:
         shown.print(f"note: {escape(note)}", soft_wrap=True)
+    _write(report.record(), json_file)
+
+
+@bench_app.command("evaluate")
+def evaluate(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|FILE]", help="A run or a weights file; left out, a small network is trained on digits."
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="A data set's name; its test images.")] = "digits",
+    threat: Annotated[str, typer.Option(help="As in linf:8/255.")] = "linf:0.12",
+    samples: Annotated[int, typer.Option(help="A seeded random subset of so many images.")] = 500,
+    attacks: Annotated[str, typer.Option(help="Which of AutoAttack's, with commas between.")] = ",".join(STANDARD),
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a batch [default: by device and samples].")] = None,
+    precision: Annotated[str, typer.Option(help="default, or fast: search in bfloat16.")] = "default",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json_file: JsonFile = None,
+    version: Version = False,
+) -> None:
+    """Time AutoAttack, attack by attack.
+
+    Example: generalist bench evaluate RUN --data cifar10 --threat linf:8/255 --samples 1000
+    """
+    shown = _listener(json_file)
+    case = load_case(
+        subject,
+        data=data,
+        samples=samples,
+        threat=threat,
+        attacks=[name.strip() for name in attacks.split(",")],
+        device=device,
+        precision=precision,
+        batch_size=batch_size,
+    )
+    report, _ = bench_evaluate(case)
+    for line in lines(report):
+        shown.print(escape(line), soft_wrap=True)
+    _write(report, json_file)
+
+
+def _listener(json_file: str | None) -> Console:
+    """Where people read: not standard output where that is to be JSON and nothing else."""
+    if json_file is not None and (not json_file or Path(json_file).is_dir()):
+        raise GeneralistError(f"--json needs the name of a file, or -, not {json_file!r}")
+    return errors if json_file == "-" else console
+
+
+def _write(record: dict[str, Any], json_file: str | None) -> None:
     if json_file == "-":
-        sys.stdout.write(json.dumps(report.record(), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(record, indent=2, allow_nan=False) + "\n")
     elif json_file is not None:
-        write_json(Path(json_file), report.record())
+        write_json(Path(json_file), record)

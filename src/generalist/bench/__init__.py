@@ -1,1 +1,1 @@
-"""Measuring instruments: how fast training runs here, beside the published code's loop and the machine's own limit."""
+"""Measuring instruments: how fast training and evaluation run here, beside the machine's own limits."""
