@@ -87,14 +87,18 @@ def _run(command: list[str], folder: Path, environment: dict[str, str], *, fails
 
 
 def _environment(programs: Path) -> dict[str, str]:
-    """`generalist` and `python` are those of this process, also where a command sets a PYTHONPATH of its own."""
+    """`generalist` and `python` are those of this process, also where a command sets a PYTHONPATH of its own.
+
+    Pages show what a wide terminal would, whatever width xdist gives its workers.
+    """
     programs.mkdir(exist_ok=True)
     ours = os.environ.get("PYTHONPATH", "")
     for name, arguments in (("generalist", "-m generalist "), ("python", "")):
         path = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{ours}"'
         (programs / name).write_text(f'#!/bin/sh\n{path}\nexec "{sys.executable}" {arguments}"$@"\n')
         (programs / name).chmod(0o755)
-    return os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    changed = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"} | changed
 
 
 def shape_of(line: str) -> str:
