@@ -133,18 +133,18 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_job_within_the_timeout(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first, second = ranks(arguments(run, "train.parallel.timeout=5", "train.epochs=500"))
+    first, second = ranks(arguments(run, "train.parallel.timeout=15", "train.epochs=500"))
     wait_for(lambda: logged(run) >= 1, first)
     second.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     try:
-        _, told = first.communicate(timeout=60)
+        _, told = first.communicate(timeout=120)
     finally:
         second.kill()
         second.communicate()
-    assert time.monotonic() - stopped < 40  # five seconds, those to ask around, and a busy machine
+    assert time.monotonic() - stopped < 60  # fifteen seconds, those to ask around, and a busy machine
     assert first.returncode == 2
-    assert re.fullmatch(r"error: rank 0: rank 1 has died, or has not answered for 5 s .*", told.strip())
+    assert re.fullmatch(r"error: rank 0: rank 1 has died, or has not answered for 15 s .*", told.strip())
 
 
 @pytest.mark.slow
