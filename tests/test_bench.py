@@ -381,7 +381,7 @@ def test_evaluation_is_timed_by_attack(
 def test_the_work_of_an_evaluation_by_hand(weights: Path) -> None:
     """A pass of an image for each that an attack makes in a round, and a round a target."""
     case = load_case(str(weights), samples=10, attacks=["apgd-t"], device="cpu")
-    cost = count_model(case.model.requires_grad_(True), (1, 8, 8), CPU)
+    cost = count_model(case.model, (1, 8, 8), CPU)
     rounds = Counter({"apgd-t": 7, "square": 2})
     found = Attacked(torch.ones(10, dtype=torch.bool), rounds, {})
     expected = 7 * (103 * cost.forward + 101 * cost.input_gradient) + 2 * 5002 * cost.forward

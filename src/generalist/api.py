@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from generalist import dial
@@ -148,10 +148,8 @@ def evaluate(
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
-    wanted = min(usual.samples, len(images)) if samples is None and usual.samples is not None else samples
+    index = _subset(len(images), samples, usual, seed)
     place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
-    whole = wanted is None or (samples is None and wanted == len(images))
-    index = None if wanted is None or whole else subset(len(images), wanted, seed)
     found = evaluate_model(
         network,
         images,
@@ -204,6 +202,15 @@ def mix(
 
 def _path_of(run: RunLike) -> Path:
     return run.path if isinstance(run, RunDirectory) else Path(run)
+
+
+def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor | None:
+    """Which of `count` images: `samples` of them as asked for, else as many as is usual; None: all."""
+    if samples is None:
+        if usual.samples is None or usual.samples >= count:
+            return None
+        samples = usual.samples
+    return subset(count, samples, seed)
 
 
 def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:

@@ -7,7 +7,6 @@ two: what padding adds is not counted.
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 import tempfile
@@ -85,7 +84,7 @@ class Attacked(NamedTuple):
 
     def work(self, case: Case) -> float:
         """Floating-point operations of all passes."""
-        cost = count_model(copy.deepcopy(case.model).requires_grad_(True), case.batch.x.shape[1:], case.device)
+        cost = count_model(case.model, case.batch.x.shape[1:], case.device)
         each = {name: forward * cost.forward + back * cost.input_gradient for name, (forward, back) in PASSES.items()}
         return sum(count * each[name] for name, count in self.rounds.items())
 

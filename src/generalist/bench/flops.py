@@ -43,7 +43,7 @@ class ModelFlops:
 
 def count_model(model: nn.Module, shape: Sequence[int], device: torch.device) -> ModelFlops:
     """Run a copy of the model on two images, and count."""
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).requires_grad_(True)
     parameters = list(model.parameters())
     x = torch.full((_IMAGES, *shape), 0.5, device=device, dtype=parameters[0].dtype)
     with frozen(model):
