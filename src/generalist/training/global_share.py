@@ -50,8 +50,9 @@ class GlobalShare(GlobalLearner):
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
         sources = {a: learners[a].source(self.options.source) for a in self.parallel.own}
         kept = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
-        weights = (1 - kept) * gammas
-        self._add(self.share, [vector for vector, _ in sources.values()], kept, weights[self.parallel.own])
+        # Item by item: an index that is a list would be sent from the host, which cannot be recorded.
+        weights = [(1 - kept) * gammas[a] for a in sources]
+        self._add(self.share, [vector for vector, _ in sources.values()], kept, weights)
         if self.options.counters == "truncate":  # counts are not linear: the groups add up a few numbers at each step
             mixed = torch.zeros_like(self.counters, dtype=torch.float64)
             for a, (_, counters) in sources.items():
@@ -77,7 +78,7 @@ class GlobalShare(GlobalLearner):
         return {**self.state(), "share": self.share}
 
 
-def _add(share: Tensor, sources: Sequence[Tensor], kept: Tensor, weights: Tensor) -> None:
+def _add(share: Tensor, sources: Sequence[Tensor], kept: Tensor, weights: Sequence[Tensor]) -> None:
     share.mul_(kept)
-    for source, weight in zip(sources, weights.unbind(), strict=True):
+    for source, weight in zip(sources, weights, strict=True):
         share.add_(source * weight)
