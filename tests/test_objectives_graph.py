@@ -18,7 +18,7 @@ from generalist.training.loop import Trainer
 
 AROUND = [{"kind": "awp", "around": kind} for kind in ("trades", "mart", "fat", "agr")]
 OBJECTIVES: list[Any] = [
-    *("at", "at-half", "trades", "mart", "fat", "iat", "rst", "score", "fast-at", "awp", "agr"),
+    *("at", "at-half", "trades", "mart", "fat", "iat", "rst", "score", "fast-at", "awp", "agr", "at-distil"),
     {"kind": "score", "form": "at"},
     *AROUND,
 ]

@@ -7,6 +7,7 @@ from generalist.objectives import (  # noqa: F401  (importing registers them)
     at_linf_l2,
     at_max,
     awp,
+    distil,
     e_at,
     fast_at,
     fat,

@@ -1,0 +1,145 @@
+"""Training on a teacher's answers: soft targets are harder to learn by heart than labels."""
+
+from __future__ import annotations
+
+import copy
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from generalist.attacks.threats import widen
+from generalist.core.errors import GeneralistError
+from generalist.core.options import Decay, Fraction, Positive
+from generalist.data.sets import Batch
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    Objective,
+    ObjectiveOptions,
+    Progress,
+    accuracy,
+)
+from generalist.tensors.modes import computing_in
+
+
+class DistillationOptions(ObjectiveOptions):
+    """Options of training on a teacher's answers."""
+
+    teacher: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    """The network that answers, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the
+    learner of that name; it stays as it is. Left out: an average of the learner's own weights, which starts anew
+    when the learner is redistributed."""
+
+    weight: Fraction = 0.5
+    """Share of the teacher's answer in the target; the label has the rest."""
+
+    temperature: Positive = 1.0
+    """The teacher's logits are divided by it: above 1 its answers are softer."""
+
+    decay: Decay = 0.999
+    """Share of the old average kept at each iteration, where that is the teacher; less in the first iterations."""
+
+
+class Distilled(Objective):
+    """Base class: keeps the teacher, a network in evaluation mode."""
+
+    Options: ClassVar[type[ObjectiveOptions]] = DistillationOptions
+
+    def __init__(self, options: DistillationOptions) -> None:
+        super().__init__(options)
+        self.source, self.decay = options.teacher, options.decay
+        self.weight, self.temperature = options.weight, options.temperature
+
+    @classmethod
+    def sources(cls, options: ObjectiveOptions) -> list[str]:
+        assert isinstance(options, DistillationOptions)
+        return [options.teacher] if options.teacher is not None else []
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        self.teacher = copy.deepcopy(learner.model).eval().requires_grad_(False)
+        self.ready = torch.zeros((), dtype=torch.bool, device=next(learner.model.parameters()).device)
+
+    @torch.no_grad()
+    def epoch_start(self, epoch: int) -> None:
+        """The first time: only now an earlier stage has run, and the learner has the weights that it starts from."""
+        if not self.ready:
+            self._load(self.learner.model.state_dict() if self.source is None else self.learner.artefact(self.source))
+            self.ready.fill_(True)
+
+    def _load(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.teacher.state_dict().items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise GeneralistError(f"objective.teacher: {self.source!r} is another architecture: {name!r} differs")
+            tensor.copy_(state[name])
+
+    @torch.no_grad()
+    def redistributed(self) -> None:
+        if self.source is None:
+            self._load(self.learner.model.state_dict())
+
+    @torch.no_grad()
+    def answers(self, batch: Batch, progress: Progress) -> Tensor:
+        """The teacher's probabilities for the images as they are, after it has followed the learner."""
+        if self.source is None:
+            self._follow(progress)
+        with computing_in(self.learner.autocast, batch.x.device):
+            logits = widen(self.teacher(batch.x))
+        return F.softmax(logits / self.temperature, 1)
+
+    def _follow(self, progress: Progress) -> None:
+        own = self.learner.model.state_dict()
+        pairs = [(old, own[name]) for name, old in self.teacher.state_dict().items() if old.is_floating_point()]
+        olds, currents = [old for old, _ in pairs], [current for _, current in pairs]
+        share = (9 / (progress.step.double() + 10)).clamp_min(1 - self.decay)
+        moves = torch._foreach_sub(currents, olds)
+        torch._foreach_mul_(moves, share.to(olds[0].dtype))
+        torch._foreach_add_(olds, moves)
+
+    def taught(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Metrics]:
+        """Cross-entropy against label and teacher, each with its share."""
+        labelled = self.learner.cross_entropy(logits, inputs.batch.y)
+        copied = F.cross_entropy(logits, inputs.made["answers"].to(logits.dtype))
+        metrics = {"label_loss": labelled.detach(), **accuracy(logits, inputs.batch.y)}
+        return (1 - self.weight) * labelled + self.weight * copied, metrics
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"ready": self.ready, **{f"teacher.{name}": t for name, t in self.teacher.state_dict().items()}}
+
+
+@OBJECTIVES.register("nt-distil")
+class NaturalDistillation(Distilled):
+    """Minimises (1 - weight) CE(x) + weight CE(p(x), teacher's p(x)) (Hinton et al., 2015, without its scaling).
+
+    Costs a forward and a backward pass, and a forward pass of the teacher.
+    """
+
+    adversarial = False
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        return Inputs(batch, {"answers": self.answers(batch, progress)})
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        return self.taught(self.learner.forward(inputs.batch.x), inputs)
+
+
+@OBJECTIVES.register("at-distil")
+class AdversarialDistillation(Distilled):
+    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), x' from PGD on CE with the label.
+
+    The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher this
+    works against robust over-fitting. Costs steps + 1 forward and backward passes, as AT, and a forward pass of the
+    teacher.
+    """
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        answers = self.answers(batch, progress)
+        return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress), "answers": answers})
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        return self.taught(self.learner.forward(inputs.made["adversarial"]), inputs)

@@ -1,0 +1,179 @@
+"""Training on a teacher's answers: loss, gradient and moving teacher by formula; sources, resume, company."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from several_norms_helpers import (
+    LINF,
+    Toy,
+    assert_capturable,
+    assert_finite_when_probabilities_underflow,
+    assert_gradients,
+    assert_resumes,
+    cross_entropies,
+    log_probabilities,
+    now,
+    one_by_one,
+    plain_pgd,
+    recipe_of,
+    train_inside_a_generalist,
+)
+from torch import Tensor, nn
+from training_helpers import NATURAL, ROBUST, TinyNet, tiny_recipe, train
+
+from generalist import api
+from generalist.core.errors import GeneralistError
+from generalist.objectives.distil import Distilled
+from generalist.recipe import load_recipe
+from generalist.training.artefacts import load_weights
+
+AT: dict[str, Any] = {"kind": "at-distil", "weight": 0.3, "temperature": 2.0, "decay": 0.9}
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two learners, to be the teacher."""
+    run = train(tiny_recipe([ROBUST, NATURAL]), tmp_path_factory.mktemp("teacher"))
+    run.directory.recipe.write_text("{}")
+    return run.directory.path
+
+
+def distilled(toy: Toy) -> Distilled:
+    assert isinstance(toy.objective, Distilled)
+    return toy.objective
+
+
+def softened(teacher: nn.Module, x: Tensor, temperature: float) -> Tensor:
+    with torch.no_grad():
+        return log_probabilities(teacher.eval()(x) / temperature).exp()
+
+
+def mixed_loss(logits: Tensor, y: Tensor, answers: Tensor, weight: float) -> Tensor:
+    copied = -(answers * log_probabilities(logits)).sum(1)
+    return ((1 - weight) * cross_entropies(logits, y) + weight * copied).mean()
+
+
+def disturb(toy: Toy) -> None:
+    with torch.no_grad():
+        for parameter in toy.model.parameters():
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).reshape(parameter.shape))
+
+
+def moved(teacher: TinyNet, model: TinyNet, share: float) -> TinyNet:
+    """The average after one more iteration, buffers included, by its definition."""
+    teacher, state = copy.deepcopy(teacher), model.state_dict()
+    for name, tensor in teacher.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_((1 - share) * tensor + share * state[name])
+    return teacher
+
+
+@pytest.mark.parametrize(("step", "share"), [(2, 9 / 12), (500, 0.1)])
+def test_an_average_of_the_learner_teaches_it(step: int, share: float, tmp_path: Path) -> None:
+    toy = Toy(AT, tmp_path)
+    distilled(toy).epoch_start(1)
+    start = toy.fresh()
+    disturb(toy)
+    teacher = moved(start, toy.fresh(), share)
+    attacked = one_by_one(toy, plain_pgd("linf", LINF))
+    answers = softened(teacher, toy.batch.x, 2.0)
+    assert_gradients(toy, lambda m: mixed_loss(m(attacked), toy.batch.y, answers, 0.3), now(step))
+    for name, tensor in distilled(toy).teacher.state_dict().items():
+        torch.testing.assert_close(tensor, teacher.state_dict()[name], rtol=1e-12, atol=0)
+
+
+def test_a_run_teaches_a_natural_learner(taught: Path, tmp_path: Path) -> None:
+    source = f"{taught}#natural"
+    toy = Toy({"kind": "nt-distil", "teacher": source, "weight": 0.75}, tmp_path, threat=None)
+    distilled(toy).epoch_start(1)
+    teacher = toy.fresh()
+    state = load_weights(taught / "snapshots" / "4" / "natural.safetensors")[0]
+    teacher.load_state_dict(state)
+    answers = softened(teacher, toy.batch.x, 1.0)
+    disturb(toy)
+    assert_gradients(toy, lambda m: mixed_loss(m(toy.batch.x), toy.batch.y, answers, 0.75))
+    toy.gradients(now(1))
+    for name, tensor in distilled(toy).teacher.state_dict().items():
+        assert torch.equal(tensor, state[name].to(tensor.dtype)), "it stays as it is"
+
+
+def test_an_average_starts_anew_with_new_weights_and_a_run_does_not(taught: Path, tmp_path: Path) -> None:
+    for i, teacher in enumerate((None, str(taught))):
+        toy = Toy({**AT, "teacher": teacher}, tmp_path / str(i))
+        distilled(toy).epoch_start(1)
+        before = copy.deepcopy(distilled(toy).teacher.state_dict())
+        disturb(toy)
+        toy.objective.redistributed()
+        wanted = before if teacher else toy.model.state_dict()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in distilled(toy).teacher.state_dict().items())
+
+
+def test_without_a_teacher_it_is_plain_training(tmp_path: Path) -> None:
+    """And smoothed labels stay smoothed."""
+    runs = [
+        train(recipe_of(objective, label_smoothing=0.1), tmp_path / name)
+        for name, objective in (("at", "at"), ("distil", {**AT, "weight": 0}))
+    ]
+    torch.testing.assert_close(runs[0].global_learner.vector, runs[1].global_learner.vector, rtol=1e-12, atol=1e-14)
+
+
+def test_another_architecture_is_refused(taught: Path, tmp_path: Path) -> None:
+    toy = Toy({**AT, "teacher": str(taught)}, tmp_path)
+    distilled(toy).teacher.linear = nn.Linear(7, 3)
+    with pytest.raises(GeneralistError, match=r"objective\.teacher: .* another architecture: 'linear\.weight' differs"):
+        toy.objective.epoch_start(1)
+
+
+def test_a_teacher_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    changes = ["learners.0.objective={kind: at-distil, teacher: nowhere}"]
+    with pytest.raises(GeneralistError, match="nowhere"):
+        api.train("baseline-digits-at", overrides=changes, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_resumes(after: int, tmp_path: Path) -> None:
+    """Within an epoch and at its end."""
+    assert_resumes(recipe_of(AT), tmp_path, after=after)
+
+
+def test_resumes_though_the_teacher_has_gone(taught: Path, tmp_path: Path) -> None:
+    lent = tmp_path / "lent"
+    shutil.copytree(taught, lent)
+    toy = Toy({**AT, "teacher": str(lent)}, tmp_path / "run")
+    distilled(toy).epoch_start(1)
+    kept = {name: tensor.clone() for name, tensor in toy.objective.state_dict().items()}
+    shutil.rmtree(lent)
+    other = Toy({**AT, "teacher": str(lent)}, tmp_path / "resumed")
+    other.objective.load_state_dict(kept)
+    other.objective.epoch_start(2)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in other.objective.state_dict().items())
+
+
+def test_capturable_finite_and_in_company(tmp_path: Path) -> None:
+    for i, objective in enumerate((AT, {"kind": "awp", "around": AT})):
+        toy = Toy(objective, tmp_path / f"a{i}")
+        toy.objective.epoch_start(1)
+        assert_capturable(toy)
+        train_inside_a_generalist(objective, tmp_path / f"b{i}")
+    toy = Toy(AT, tmp_path / "far")
+    toy.objective.epoch_start(1)
+    assert_finite_when_probabilities_underflow(toy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher", ["average", "run"])
+def test_a_short_training_on_digits_is_robust(teacher: str, tmp_path: Path) -> None:
+    if teacher == "run":
+        api.train("baseline-digits-at", out=tmp_path / "first", device="cpu")
+    source = f", teacher: '{tmp_path / 'first'}'" if teacher == "run" else ""
+    recipe = load_recipe("baseline-digits-at", overrides=[f"learners.0.objective={{kind: at-distil{source}}}"])
+    api.train(recipe, out=tmp_path / "run", device="cpu")
+    found = api.evaluate(tmp_path / "run", attacks=["natural", "pgd-20"], threats=["linf:0.1"], device="cpu")
+    assert found["pgd-20/linf:0.1"].value >= 0.6
