@@ -15,7 +15,7 @@ from torch import nn
 from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
 
 import generalist
-from generalist.bench.evaluate import Attacked, load_case
+from generalist.bench.evaluate import Attacked, load_case, warm_up
 from generalist.bench.flops import count_model, iteration_flops, why_not_counted
 from generalist.bench.images import KINDS, kind_of, synthetic_splits
 from generalist.bench.published import PublishedLoop, why_not_published
@@ -386,6 +386,21 @@ def test_the_work_of_an_evaluation_by_hand(weights: Path) -> None:
     found = Attacked(torch.ones(10, dtype=torch.bool), rounds, {})
     expected = 7 * (103 * cost.forward + 101 * cost.input_gradient) + 2 * 5002 * cost.forward
     assert found.work(case) == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "attacks", "names"),
+    [
+        ("default", ["apgd-ce", "fab-t"], ["apgd-ce"]),
+        ("fast", ["apgd-ce", "fab-t", "square"], ["apgd-ce", "fab-t"]),
+        ("fast", ["square"], ["square"]),
+    ],
+)
+def test_every_network_is_warm_when_the_clock_starts(
+    precision: str, attacks: list[str], names: list[str], weights: Path
+) -> None:
+    case = load_case(str(weights), samples=10, attacks=attacks, device="cpu", precision=precision)
+    assert warm_up(case) == names
 
 
 @pytest.mark.parametrize(
