@@ -18,6 +18,7 @@ import torch.distributed as dist
 from cli_helpers import run_main
 from distributed_helpers import free_port
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core import distributed
@@ -289,11 +290,16 @@ def test_the_groups_of_one_mesh_are_made_once(monkeypatch: pytest.MonkeyPatch) -
         made.append(ranks)
         return f"group {len(made)}", []
 
+    def mesh(groups: list[str], device: str, grid: Tensor, *, mesh_dim_names: tuple[str, str]) -> dict[str, Any]:
+        return dict(zip(mesh_dim_names, groups, strict=True)) | {"grid": grid.tolist(), "device": device}
+
     monkeypatch.setattr(dist, "new_subgroups_by_enumeration", make)
+    monkeypatch.setattr(DeviceMesh, "from_group", mesh)
     group = distributed.Group(world=4)
     first, second = (Parallel([1.0, 1.0], group=group) for _ in range(2))
     assert made == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
-    assert (second._learners, second._data) == (first._learners, first._data) == ("group 1", "group 2")
+    assert second.mesh is first.mesh
+    assert first.mesh == {"learners": "group 1", "data": "group 2", "grid": [[0, 1], [2, 3]], "device": "cpu"}
 
 
 def test_synchronised_networks_are_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

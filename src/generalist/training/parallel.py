@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from generalist.core.distributed import Group, answering
 from generalist.core.errors import RecipeError
@@ -40,7 +41,11 @@ class Parallel:
         self.sync = Synchroniser(self.total) if self.ranks > 1 and options.sync_batchnorm else None
         self.share = 1.0
         """This rank's part of the current batch."""
-        self._learners, self._data = _process_groups(options, self.group, self.groups, self.ranks)
+        self.mesh = _mesh(options, self.group, self.groups, self.ranks)
+        """PyTorch's name for it, with the dimensions `learners` and `data`; None where there is one process."""
+
+    def _group(self, dimension: str) -> Any:
+        return self.mesh.get_group(dimension) if self.mesh is not None else None
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -75,7 +80,7 @@ class Parallel:
     def total(self, tensor: Tensor) -> None:
         """Replace a tensor by its sum over the ranks that share a batch."""
         with answering():
-            dist.all_reduce(tensor, group=self._data)
+            dist.all_reduce(tensor, group=self._group("data"))
 
     def mean(self, tensor: Tensor) -> None:
         """Replace a mean over this rank's samples by that over the whole batch."""
@@ -105,7 +110,7 @@ class Parallel:
         """Replace a tensor by its sum over the groups of learners."""
         if self.groups > 1:
             with answering():
-                dist.all_reduce(tensor, group=self._learners)
+                dist.all_reduce(tensor, group=self._group("learners"))
 
     def send(self, learner: int, tensors: Iterable[Tensor]) -> None:
         """Fill what belongs to a learner with what the group that steps it has."""
@@ -115,7 +120,7 @@ class Parallel:
         with answering():
             for tensor in tensors:
                 dense = tensor.contiguous()  # which weights with channels last are not
-                dist.broadcast(dense, src=source, group=self._learners)
+                dist.broadcast(dense, src=source, group=self._group("learners"))
                 if dense is not tensor:
                     tensor.copy_(dense)
 
@@ -138,17 +143,19 @@ def cost(learner: LearnerOptions) -> float:
     return 1.0 + learner.attack.steps * len(learner.threats())
 
 
-def _process_groups(options: ParallelOptions, group: Group, groups: int, ranks: int) -> tuple[Any, Any]:
-    """(the ranks that hold the same part of each batch, those that have the same learners)."""
+def _mesh(options: ParallelOptions, group: Group, groups: int, ranks: int) -> DeviceMesh | None:
+    """Along `learners` are the ranks that hold the same part of each batch, along `data` those of the same learners."""
     if group.world == 1:
-        return None, None
+        return None
     key = (groups, ranks, options.timeout)
     if key not in group.parts:
         grid = torch.arange(group.world).reshape(groups, ranks)
-        wait = {"timeout": timedelta(seconds=options.timeout)}  # a DeviceMesh would give its groups PyTorch's half hour
+        wait = {"timeout": timedelta(seconds=options.timeout)}  # a mesh that makes its groups waits for half an hour
         with answering():
             across, _ = dist.new_subgroups_by_enumeration(grid.T.tolist(), **wait)  # type: ignore[no-untyped-call]
             within, _ = dist.new_subgroups_by_enumeration(grid.tolist(), **wait)  # type: ignore[no-untyped-call]
-        group.parts[key] = across, within
-    across, within = group.parts[key]
-    return across, within
+        group.parts[key] = DeviceMesh.from_group(
+            [across, within], group.device.type, grid, mesh_dim_names=("learners", "data")
+        )
+    mesh: DeviceMesh = group.parts[key]
+    return mesh
