@@ -215,6 +215,7 @@ class Trainer:
         self.engine.check_finite(weights=True)
         for learner in self.own:
             learner.objective.epoch_end(epoch)
+        self.global_learner.follow(self.learners, self.engine.gammas)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:
