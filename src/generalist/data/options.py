@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -157,6 +156,8 @@ def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any =
         splits = _from_folder(options)
     else:
         splits = Splits(*_train_and_test(options, trust_code=trust_code, arrays=arrays))
+    if splits.test is not None:
+        check_joins(splits.train, splits.test, of="the test split of ")
     if options.extra is None:
         return splits
     return replace(splits, extra=_load_extra(options.extra, root=data_root(options.root), train=splits.train))
@@ -195,7 +196,7 @@ def _from_folder(options: DataOptions) -> Splits:
 
 def _from_given(arrays: Any) -> tuple[ImageSet, ImageSet | None]:
     if arrays is None:
-        raise DataError("`data.name: arrays` needs images from the Python API: pass arrays=(images, labels)")
+        raise DataError("`data.name: arrays` needs images from the Python API: pass data=(images, labels)")
     parts = arrays if isinstance(arrays, Mapping) else {"train": arrays}
     if unknown := set(parts) - {"train", "test"}:
         raise DataError(f"arrays may have the splits train and test, not {sorted(map(str, unknown))[0]!r}")
@@ -230,8 +231,12 @@ def _load_npz(path: Path, *, classes: list[str]) -> ImageSet:
             raise DataError(f"cannot read {path}: it is no whole .npz file; {remedy}")
         # Pickled objects inside could run code: only plain arrays are read.
         with np.load(path, allow_pickle=False) as arrays:
+            if (size := sum(member.file_size for member in arrays.zip.infolist())) > memory_budget():
+                raise DataError(f"{path} unpacks to {size} bytes, more than half of this machine's memory: divide it")
             images, labels = (_array_of(arrays, names, path) for names in (("images", "image"), ("labels", "label")))
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a crafted file can fail in any way; none of them may pass for our own fault
         raise DataError(f"cannot read {path}: {error}; {remedy}") from error
     return from_arrays(images, labels, classes=classes, name=path.name)
 
