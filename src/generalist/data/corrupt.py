@@ -16,8 +16,8 @@ from pathlib import Path
 from generalist.core.errors import RunError
 from generalist.core.files import write_json
 
-RULES = 1
-"""Counts up when another kind of file becomes acceptable: what was remembered before is then forgotten."""
+RULES = 2
+"""Counts up when other kinds of files become acceptable: what was remembered before is then forgotten."""
 
 
 def find_problems(
