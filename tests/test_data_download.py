@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Server:
     ranges: bool = True
     break_after: int | None = None
     says_length: bool = True
+    seconds: float = 0.0
     requests: list[str] = field(default_factory=list)
 
 
@@ -60,6 +62,7 @@ def serve(**options: Any) -> Iterator[Server]:
             if server.says_length:
                 self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
+            time.sleep(server.seconds)
             end = len(content) if server.break_after is None else start + server.break_after
             self.wfile.write(content[start:end])
 
@@ -220,6 +223,27 @@ def test_get_unpacks_only_what_is_expected(tmp_path: Path, monkeypatch: pytest.M
         assert [s.state for s in check("toy", tmp_path)] == ["ok", "damaged"]
         get("toy", tmp_path)
         assert (directory / "inside" / "b").read_bytes() == b"beta"
+
+
+def test_two_processes_fetch_a_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would write the same part. A lock belongs to an opened file, so that threads serve as processes here."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            get("toy", tmp_path)
+        except Exception as error:
+            errors.append(error)
+
+    with serve(files={}, seconds=0.3) as server:
+        _offer(monkeypatch, server, _tar({"inside/a": b"alpha", "inside/b": b"beta"}))
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(server.requests) == 1
+    assert [s.state for s in check("toy", tmp_path)] == ["ok", "ok"]
 
 
 @pytest.mark.parametrize(

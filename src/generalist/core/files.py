@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -45,6 +46,17 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
         finally:
             temporary.unlink(missing_ok=True)
     return digest
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time, by a lock on a file or directory; where that cannot be locked, all of them at once."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def rename(source: Path, target: Path) -> None:
