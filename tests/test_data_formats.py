@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,34 @@ def test_damaged_pickle(tmp_path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
     with pytest.raises(DataError, match="download it again"):
         read_pickle(path, label_key=b"labels", classes=10)
+
+
+ENCODE = b"c_codecs\nencode\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x80\x02}r" + (1 << 23).to_bytes(4, "little") + b".",  # an entry far down in the table of things seen
+        b"\x80\x02X"
+        + (1 << 20).to_bytes(4, "little")
+        + b"a" * (1 << 20)
+        + b"q\x00"
+        + (ENCODE + b"h\x00\x85R") * 99
+        + b".",
+    ],
+    ids=["memo", "encode"],
+)
+def test_a_small_pickle_takes_little_memory(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(raw)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="download it again"):
+            read_pickle(path, label_key=b"labels", classes=10)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
