@@ -73,6 +73,13 @@ def test_missing_data_names_the_command(tmp_path: Path) -> None:
         load_splits(DataOptions(name="cifar10", root=str(tmp_path)))
 
 
+@pytest.mark.parametrize("name", ["folder", "cifar10", "cifar100", "svhn", "mnist"])
+def test_what_the_system_does_not_let_us_read(name: str) -> None:
+    """A permission that is missing, as a rule; a name that no directory can have needs no other user."""
+    with pytest.raises(DataError, match=r"cannot read .*: File name too long"):
+        load_splits(DataOptions(name=name, root="long" * 100))
+
+
 def test_arrays() -> None:
     options = DataOptions(name="arrays")
     assert load_splits(options, arrays=(IMAGES, LABELS)).test is None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from generalist.core.errors import RunError
+from generalist.core.errors import DataError, RunError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -28,6 +28,15 @@ def clear_write_errors(path: Path) -> Iterator[None]:
                 f"no space left to write {path}: free some and go on with --resume; earlier files are whole"
             ) from error
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def clear_read_errors(path: Path) -> Iterator[None]:
+    """Turn a directory or file that the system does not let us read into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; mend that first") from error
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal
 
 from generalist.core.errors import DataError
-from generalist.core.files import alone, atomic_write, clear_write_errors
+from generalist.core.files import alone, atomic_write, clear_read_errors, clear_write_errors
 from generalist.core.registry import unknown_name
 from generalist.data.catalog import CATALOG, Entry, Layout
 from generalist.data.npm import files_from_npm
@@ -53,7 +53,8 @@ def check(name: str, root: Path) -> list[FileState]:
 
     Empty for a data set that comes with the package.
     """
-    found = [_check_layout(layout, root / name) for layout in _entry(name).layouts]
+    with clear_read_errors(root):
+        found = [_check_layout(layout, root / name) for layout in _entry(name).layouts]
     return max(found, key=lambda states: sum(s.state == "ok" for s in states), default=[])
 
 

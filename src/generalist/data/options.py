@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from generalist.core.errors import DataError
+from generalist.core.files import clear_read_errors
 from generalist.core.options import Number, Options
 from generalist.core.registry import is_import_path, unknown_name
 from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a format registers its data sets)
@@ -171,7 +172,12 @@ def _train_and_test(options: DataOptions, *, trust_code: bool, arrays: Any) -> t
     if is_import_path(options.name):
         limit = None if options.resident is True else memory_budget()
         return load_dataset(options.name, trust_code=trust_code, memory_limit=limit)
-    return DATASETS.get(options.name)(data_root(options.root))
+    return _load_named(options.name, data_root(options.root))
+
+
+def _load_named(name: str, root: Path) -> tuple[ImageSet, ImageSet | None]:
+    with clear_read_errors(root):
+        return DATASETS.get(name)(root)
 
 
 def _unwanted(options: DataOptions) -> DataError:
@@ -179,15 +185,17 @@ def _unwanted(options: DataOptions) -> DataError:
 
 
 def _from_folder(options: DataOptions) -> Splits:
-    train, test = load_folder(
-        data_root(options.root),
-        resolution=options.resolution or 224,
-        center=options.center_crop,
-        workers=options.workers,
-        decoder=options.decoder,
-        corrupt=options.corrupt,
-        cache=data_root(None) / "checked",
-    )
+    root = data_root(options.root)
+    with clear_read_errors(root):
+        train, test = load_folder(
+            root,
+            resolution=options.resolution or 224,
+            center=options.center_crop,
+            workers=options.workers,
+            decoder=options.decoder,
+            corrupt=options.corrupt,
+            cache=data_root(None) / "checked",
+        )
     skipped = {"train": train.skipped, "test": test.skipped if test is not None else ()}
     if options.resident is not True:
         return Splits(train, test, skipped=skipped)
@@ -219,7 +227,7 @@ def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet
     if options.file is not None:
         extra = _load_npz(Path(options.file).expanduser(), classes=train.classes)
     else:
-        extra, _ = DATASETS.get(str(options.name))(root)
+        extra, _ = _load_named(str(options.name), root)
     check_joins(train, extra)
     return extra
 
