@@ -211,6 +211,20 @@ def test_damaged_binary(tmp_path: Path, content: bytes) -> None:
         read_binary(path, label_bytes=1, classes=10)
 
 
+def test_an_incomplete_layout_does_not_hide_a_whole_one(tmp_path: Path) -> None:
+    """`data get` is content with the whole one: whoever unpacked half of another would not get away from it."""
+    whole, half = tmp_path / "cifar10" / "cifar-10-batches-bin", tmp_path / "cifar10" / "cifar-10-batches-py"
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        whole.mkdir(parents=True, exist_ok=True)
+        (whole / f"{name}.bin").write_bytes(bytes([7]) + bytes(PIXELS))
+    _write_pickle(half / "test_batch", _bytes(1, PIXELS), [3])
+    train, test = load_cifar10(tmp_path)
+    assert test is not None and test.labels.tolist() == [7] and len(train) == 5
+    (whole / "data_batch_2.bin").unlink()
+    with pytest.raises(DataError, match=r"batches-py/data_batch_1 is missing.: run `generalist data get cifar10"):
+        load_cifar10(tmp_path)
+
+
 @pytest.mark.parametrize("load", [load_cifar10, load_cifar100, load_svhn, load_mnist, load_fashion_mnist])
 def test_missing_data_names_the_remedy(tmp_path: Path, load: Any) -> None:
     with pytest.raises(DataError, match="generalist data get"):

@@ -148,8 +148,8 @@ def _read(path: Path) -> bytes:
 @DATASETS.register("cifar10")
 def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of 10 classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar10", "test_batch", ["cifar-10-batches-py", "cifar-10-batches-bin"])
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    directory, binary = _locate(root, "cifar10", names, ["cifar-10-batches-py", "cifar-10-batches-bin"])
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=1, classes=10) for name in names]
     else:
@@ -160,7 +160,7 @@ def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
 @DATASETS.register("cifar100")
 def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of the 100 fine classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar100", "test", ["cifar-100-python", "cifar-100-binary"])
+    directory, binary = _locate(root, "cifar100", ["train", "test"], ["cifar-100-python", "cifar-100-binary"])
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=2, classes=100) for name in ("train", "test")]
     else:
@@ -168,9 +168,10 @@ def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     return _image_set(parts[:1], CLASSES_100, "cifar100"), _image_set(parts[1:], CLASSES_100, "cifar100")
 
 
-def _locate(root: Path, name: str, test_file: str, folders: list[str]) -> tuple[Path, bool]:
+def _locate(root: Path, name: str, names: list[str], folders: list[str]) -> tuple[Path, bool]:
     """The directory of the data set (one of the folders, or without any), and whether it is in the binary layout."""
-    found = find_file(root, name, [f"{folder}/{test_file}{end}" for folder in [*folders, "."] for end in ("", ".bin")])
+    layouts = [[f"{folder}/{file}{end}" for file in names] for folder in [*folders, "."] for end in ("", ".bin")]
+    found = find_file(root, name, layouts)
     return found.parent, found.suffix == ".bin"
 
 
