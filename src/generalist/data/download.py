@@ -196,7 +196,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             return  # nothing comes after what is here: its checksum decides
         raise TransferError(f"{url} answers {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # a length of thousands of digits is no number
         reason = getattr(error, "reason", None) or error
         raise TransferError(f"{url} cannot be reached ({reason})") from error
     if total is not None and end < total:
