@@ -207,6 +207,13 @@ def test_links_inside_the_root_are_followed(root: Path, tmp_path: Path) -> None:
         assert train.labels.bincount().tolist() == [5, 4, 4]
 
 
+def test_grey_images_of_the_ppm_family_have_a_name_of_their_own(root: Path) -> None:
+    (root / "train" / "cat" / "grey.PGM").write_bytes(b"P5 2 2 255\n\xff\xff\xff\xff")
+    train, _ = load_folder(root, resolution=16, workers=2)
+    assert [path.name for path in train.files if path.suffix == ".PGM"] == ["grey.PGM"]
+    assert train.batch(torch.tensor([4])).x.amin() == 1
+
+
 @pytest.mark.parametrize("suffix", ["png", "tif", "ppm"])
 def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
     values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040

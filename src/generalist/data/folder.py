@@ -26,7 +26,7 @@ from generalist.data.corrupt import find_problems
 from generalist.data.decode import Crop, Decoder, DecoderKind, Job, center_box, default_workers, random_box
 from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 RESIDENT_CHUNK = 1024
 """Images that are decoded at once when a whole split is."""
 _TRIES = 10  # draws of a random resized crop before it falls back to the centre
