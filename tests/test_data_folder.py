@@ -147,6 +147,10 @@ def test_checksum_sees_names_and_sizes(root: Path) -> None:
     renamed = load_folder(root, resolution=16)[0].checksum()
     _write(root / "train" / "cat" / "1.png", width=41)
     assert len({before, renamed, load_folder(root, resolution=16)[0].checksum()}) == 3
+    train, _ = load_folder(root, resolution=16)
+    train.files[0].unlink()
+    with pytest.raises(DataError, match=r"cannot read .*00\.png: No such file"):
+        train.checksum()
 
 
 @pytest.mark.parametrize("kind", ["truncated", "text", "empty", "postscript", "directory"])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from generalist.core.errors import DataError
+from generalist.core.files import clear_read_errors
 from generalist.core.random import Key, integers, uniform
 from generalist.data.augment import AugmentOptions
 from generalist.data.corrupt import find_problems
@@ -67,7 +68,9 @@ class FolderImages:
         """SHA-256 of the files' names and sizes: reading every image would take longer than an epoch."""
         digest = hashlib.sha256(f"{self.resolution} {self.center} {self.classes!r}\n".encode())
         for path in self.files:
-            digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
+            with clear_read_errors(path):
+                size = path.stat().st_size
+            digest.update(f"{path.parent.name}/{path.name} {size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def batch(self, index: Tensor) -> Batch:
