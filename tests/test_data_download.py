@@ -1,10 +1,14 @@
 """Downloads from a server on this machine: resumed, verified, refused."""
 
 import hashlib
+import http.client
 import io
 import os
+import struct
 import tarfile
 import threading
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from generalist.core.errors import DataError
-from generalist.data import download
+from generalist.data import download, npm
 from generalist.data.catalog import CATALOG, Entry, Layout
 from generalist.data.download import ContentError, check, describe, fetch, get
 from generalist.data.options import DATASETS, DataOptions, load_splits
@@ -32,6 +38,7 @@ class Server:
     ranges: bool = True
     break_after: int | None = None
     says_length: bool = True
+    seconds: float = 0.0
     requests: list[str] = field(default_factory=list)
 
 
@@ -60,6 +67,7 @@ def serve(**options: Any) -> Iterator[Server]:
             if server.says_length:
                 self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
+            time.sleep(server.seconds)
             end = len(content) if server.break_after is None else start + server.break_after
             self.wfile.write(content[start:end])
 
@@ -173,6 +181,17 @@ def test_wrong_content_in_pieces_is_not_fetched_for_ever(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_length_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = http.client.HTTPMessage.get
+
+    def get(self: Any, name: str, failobj: Any = None) -> Any:
+        return "9" * 5000 if name == "Content-Length" else real(self, name, failobj)
+
+    monkeypatch.setattr(http.client.HTTPMessage, "get", get)
+    with serve(files={"f": CONTENT}) as server, pytest.raises(DataError, match="cannot be reached"):
+        fetch(server.url + "f", tmp_path / "f", digest=_digest(CONTENT))
+
+
 def test_unreachable_and_missing(tmp_path: Path) -> None:
     with serve(files={}) as server:
         with pytest.raises(DataError, match="404"):
@@ -222,6 +241,27 @@ def test_get_unpacks_only_what_is_expected(tmp_path: Path, monkeypatch: pytest.M
         assert (directory / "inside" / "b").read_bytes() == b"beta"
 
 
+def test_two_processes_fetch_a_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would write the same part. A lock belongs to an opened file, so that threads serve as processes here."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            get("toy", tmp_path)
+        except Exception as error:
+            errors.append(error)
+
+    with serve(files={}, seconds=0.3) as server:
+        _offer(monkeypatch, server, _tar({"inside/a": b"alpha", "inside/b": b"beta"}))
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(server.requests) == 1
+    assert [s.state for s in check("toy", tmp_path)] == ["ok", "ok"]
+
+
 @pytest.mark.parametrize(
     "archive",
     [
@@ -258,6 +298,61 @@ def test_npm_files_are_verified_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(DataError, match="nor through npm"):
             get("toy", tmp_path)
         assert not (tmp_path / "toy" / "inside" / "b").exists()
+
+
+def _cifar_package(**changes: bytes) -> tuple[dict[str, bytes], bytes]:
+    """What the package has for batches of two images, and the first official batch of them."""
+    batches = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    pixels = np.arange(2 * 1024 * 3, dtype=np.uint32).reshape(2, 1024, 3).astype(np.uint8)
+    picture = io.BytesIO()
+    Image.fromarray(pixels).save(picture, "PNG")
+    files = {f"package/{batch}.png": picture.getvalue() for batch in batches}
+    files["package/train_lables.json"] = b"[3, 7, 0, 1, 2, 3, 4, 5, 6, 7]"
+    files["package/test_lables.json"] = b"[8, 9]"
+    official = b"".join(bytes([label]) + image.T.tobytes() for label, image in zip((3, 7), pixels, strict=True))
+    return {**files, **{f"package/{name.replace('__', '.')}": content for name, content in changes.items()}}, official
+
+
+def _packed(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
+    def pack(package: str, directory: Path) -> Path:
+        (directory / "it.tgz").write_bytes(_tar(files))
+        return directory / "it.tgz"
+
+    monkeypatch.setattr(npm, "_pack", pack)
+    monkeypatch.setattr(npm, "_BATCH", 2)
+
+
+def test_batches_are_rebuilt_from_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, official = _cifar_package()
+    _packed(monkeypatch, files)
+    with npm.files_from_npm("cifar10", "it@1") as found:
+        assert set(found) == set(CATALOG["cifar10"].layouts[0].files)
+        assert found["data_batch_1.bin"]().read() == official
+        assert found["data_batch_5.bin"]().read()[0] == 6 and found["test_batch.bin"]().read()[3073] == 9
+
+
+def _huge_picture() -> bytes:
+    """The header of a picture of 10^10 pixels, which pillow takes for a bomb."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data_batch_1__png": b"no picture"},
+        {"data_batch_1__png": _huge_picture()},
+        {"train_lables__json": b"[" * 100_000},
+        {"train_lables__json": b"[3]"},
+        {"train_lables__json": b"[3, 1000]"},
+        {"data_batch_3__png": bytes(2_000_000)},
+    ],
+)
+def test_a_package_may_hold_anything(monkeypatch: pytest.MonkeyPatch, changes: dict[str, bytes]) -> None:
+    _packed(monkeypatch, _cifar_package(**changes)[0])
+    monkeypatch.setattr(npm, "MAX_BYTES", 1_000_000)
+    with pytest.raises(DataError), npm.files_from_npm("cifar10", "it@1") as found:
+        found["data_batch_1.bin"]()
 
 
 def test_catalog_covers_the_named_data_sets() -> None:

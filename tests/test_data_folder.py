@@ -1,5 +1,6 @@
 """Streamed folders: what is read, what is drawn, and what a hostile folder can do."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,35 @@ def test_classes_that_cannot_be_learned_are_named(root: Path) -> None:
         load_folder(root / "alone", resolution=16)
 
 
+def test_a_class_of_damaged_images_alone_cannot_be_learned(root: Path) -> None:
+    for path in (root / "train" / "cat").glob("*.png"):
+        path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError, match="train/cat has no images that can be read: add some, or remove the folder"):
+        load_folder(root, resolution=16, corrupt="skip")
+
+
+def test_images_are_not_left_out_unnoticed(root: Path) -> None:
+    link = root / "train" / "cat" / "gone.png"
+    link.symlink_to(root / "train" / "cat" / "absent.png")
+    with pytest.raises(DataError, match=r"cat/gone\.png is a link to nothing"):
+        load_folder(root, resolution=16)
+    link.unlink()
+    _write(root / "train" / "cat" / "more" / "1.png")
+    with pytest.raises(DataError, match="cat/more is a folder inside that of a class: move its images up"):
+        load_folder(root, resolution=16)
+
+
+def test_names_that_are_no_text(root: Path) -> None:
+    """A file's is bytes to the system, and said as well as it can be; a class's would go into every output."""
+    cat = os.fsencode(root / "train" / "cat")
+    Path(os.fsdecode(cat + b"/\xff.png")).write_bytes(b"no image")
+    train, _ = load_folder(root, resolution=16, corrupt="skip")
+    assert [name.encode().partition(b":")[0] for name in train.skipped] == [b"train/cat/\\udcff.png"]
+    os.rename(cat, cat + b"\xff")
+    with pytest.raises(DataError, match=r"class 'cat\\\\udcff' is no text"):
+        load_folder(root, resolution=16)
+
+
 def test_evaluation_takes_the_centre(root: Path) -> None:
     train, _ = load_folder(root, resolution=24, center=0.8, workers=2)
     batch = train.batch(torch.tensor([5, 0]))
@@ -117,6 +147,10 @@ def test_checksum_sees_names_and_sizes(root: Path) -> None:
     renamed = load_folder(root, resolution=16)[0].checksum()
     _write(root / "train" / "cat" / "1.png", width=41)
     assert len({before, renamed, load_folder(root, resolution=16)[0].checksum()}) == 3
+    train, _ = load_folder(root, resolution=16)
+    train.files[0].unlink()
+    with pytest.raises(DataError, match=r"cannot read .*00\.png: No such file"):
+        train.checksum()
 
 
 @pytest.mark.parametrize("kind", ["truncated", "text", "empty", "postscript", "directory"])
@@ -177,6 +211,13 @@ def test_links_inside_the_root_are_followed(root: Path, tmp_path: Path) -> None:
         assert train.labels.bincount().tolist() == [5, 4, 4]
 
 
+def test_grey_images_of_the_ppm_family_have_a_name_of_their_own(root: Path) -> None:
+    (root / "train" / "cat" / "grey.PGM").write_bytes(b"P5 2 2 255\n\xff\xff\xff\xff")
+    train, _ = load_folder(root, resolution=16, workers=2)
+    assert [path.name for path in train.files if path.suffix == ".PGM"] == ["grey.PGM"]
+    assert train.batch(torch.tensor([4])).x.amin() == 1
+
+
 @pytest.mark.parametrize("suffix", ["png", "tif", "ppm"])
 def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
     values = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1040
@@ -193,7 +234,8 @@ def test_sixteen_bits_become_eight(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), -1, np.int32)]
+    "values",
+    [np.full((8, 8), 0.5, np.float32), *(np.full((8, 8), value, np.int32) for value in (70_000, 200, -1))],
 )
 def test_pixels_of_no_known_range_are_refused(tmp_path: Path, values: np.ndarray) -> None:
     Image.fromarray(values).save(tmp_path / "odd.tif")

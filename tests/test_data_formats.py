@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,34 @@ def test_damaged_pickle(tmp_path: Path, raw: bytes) -> None:
         read_pickle(path, label_key=b"labels", classes=10)
 
 
+ENCODE = b"c_codecs\nencode\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x80\x02}r" + (1 << 23).to_bytes(4, "little") + b".",  # an entry far down in the table of things seen
+        b"\x80\x02X"
+        + (1 << 20).to_bytes(4, "little")
+        + b"a" * (1 << 20)
+        + b"q\x00"
+        + (ENCODE + b"h\x00\x85R") * 99
+        + b".",
+    ],
+    ids=["memo", "encode"],
+)
+def test_a_small_pickle_takes_little_memory(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(raw)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="download it again"):
+            read_pickle(path, label_key=b"labels", classes=10)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("data", "labels"),
     [
@@ -180,6 +209,20 @@ def test_damaged_binary(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="download it again"):
         read_binary(path, label_bytes=1, classes=10)
+
+
+def test_an_incomplete_layout_does_not_hide_a_whole_one(tmp_path: Path) -> None:
+    """`data get` is content with the whole one: whoever unpacked half of another would not get away from it."""
+    whole, half = tmp_path / "cifar10" / "cifar-10-batches-bin", tmp_path / "cifar10" / "cifar-10-batches-py"
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        whole.mkdir(parents=True, exist_ok=True)
+        (whole / f"{name}.bin").write_bytes(bytes([7]) + bytes(PIXELS))
+    _write_pickle(half / "test_batch", _bytes(1, PIXELS), [3])
+    train, test = load_cifar10(tmp_path)
+    assert test is not None and test.labels.tolist() == [7] and len(train) == 5
+    (whole / "data_batch_2.bin").unlink()
+    with pytest.raises(DataError, match=r"batches-py/data_batch_1 is missing.: run `generalist data get cifar10"):
+        load_cifar10(tmp_path)
 
 
 @pytest.mark.parametrize("load", [load_cifar10, load_cifar100, load_svhn, load_mnist, load_fashion_mnist])

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.dataset import materialise
 from generalist.data.options import DataOptions, ExtraOptions, Splits, data_root, load_splits
-from generalist.data.sets import ImageSet, from_arrays
+from generalist.data.sets import ImageSet, check_joins, from_arrays
 
 IMAGES = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -71,6 +71,13 @@ def test_digits_is_the_default() -> None:
 def test_missing_data_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="generalist data get cifar10"):
         load_splits(DataOptions(name="cifar10", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["folder", "cifar10", "cifar100", "svhn", "mnist"])
+def test_what_the_system_does_not_let_us_read(name: str) -> None:
+    """A permission that is missing, as a rule; a name that no directory can have needs no other user."""
+    with pytest.raises(DataError, match=r"cannot read .*: File name too long"):
+        load_splits(DataOptions(name=name, root="long" * 100))
 
 
 def test_arrays() -> None:
@@ -144,6 +151,58 @@ def test_wrong_extra_files(tmp_path: Path) -> None:
         _with_extra(path)
 
 
+def _patched(path: Path, offset: int, value: int) -> None:
+    """Write a number of two bytes into the local header of each member and into its copy in the directory."""
+    content = bytearray(path.read_bytes())
+    for signature, shift in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+        at = content.find(signature)
+        while at >= 0:
+            content[at + shift + offset : at + shift + offset + 2] = value.to_bytes(2, "little")
+            at = content.find(signature, at + 1)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("offset", "value"), [(4, 250), (6, 1), (6, 32), (8, 99)])
+def test_extra_files_that_no_numpy_wrote(tmp_path: Path, offset: int, value: int) -> None:
+    """Of a later version, encrypted, patched, of an unknown compression: zipfile fails in a way of its own for each."""
+    path = tmp_path / "more.npz"
+    np.savez(path, images=IMAGES, labels=LABELS)
+    _patched(path, offset, value)
+    with pytest.raises(DataError, match="cannot read"):
+        _with_extra(path)
+
+
+def test_an_extra_file_that_unpacks_to_more_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "more.npz"
+    np.savez_compressed(path, images=np.zeros((2000, 8, 8), np.uint8), labels=np.zeros(2000, np.int64))
+    monkeypatch.setattr("generalist.data.options.memory_budget", lambda: 100_000)
+    assert path.stat().st_size < 2000
+    with pytest.raises(DataError, match=r"unpacks to 144\d{3} bytes"):
+        _with_extra(path)
+
+
+def test_extra_images_have_the_same_classes() -> None:
+    """As many classes are not enough: a 3 among the house numbers is no cat."""
+    animals = from_arrays(IMAGES, LABELS, classes=["cat", "dog", "frog"], name="animals")
+    numbers = from_arrays(IMAGES, LABELS, classes=["0", "1", "2"], name="numbers")
+    with pytest.raises(DataError, match="numbers has the class '0' where animals has 'cat'"):
+        check_joins(animals, numbers)
+    check_joins(animals, from_arrays(IMAGES, LABELS))  # what has no names has the first's
+
+
+def test_a_test_split_goes_with_its_train_split() -> None:
+    wide = np.concatenate([IMAGES, IMAGES], axis=2)
+    names = {"train": ["a", "b", "c"], "test": ["b", "a", "c"]}
+    swapped = {part: from_arrays(IMAGES, LABELS, classes=classes) for part, classes in names.items()}
+    for arrays, message in (
+        ({"train": (IMAGES, LABELS), "test": (wide, LABELS)}, r"the test split of arrays has images of \(1, 8, 16\)"),
+        ({"train": (IMAGES, LABELS), "test": from_arrays(IMAGES, LABELS + 1)}, "4 classes"),
+        (swapped, "the class 'b' where arrays has 'a'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_splits(DataOptions(name="arrays"), arrays=arrays)
+
+
 class Items(Dataset[Any]):
     """A map-style data set of a list of items."""
 
@@ -164,6 +223,7 @@ def _as(kind: str) -> list[Any]:
         "tensor": lambda t: t[None],
         "array": lambda t: t.numpy(),
         "float": lambda t: t[None].double().div(255).float(),
+        "bfloat16": lambda t: (t > 99)[None].to(torch.bfloat16),
     }
     return [(makers[kind](image), label) for image, label in zip(grey, LABELS.tolist(), strict=True)]
 
@@ -174,6 +234,11 @@ def test_a_dataset_becomes_an_image_set(kind: str) -> None:
     assert data.shape == (1, 8, 8)
     assert torch.equal(data.batch(torch.arange(6)).x[:, 0], torch.from_numpy(IMAGES).double().div(255).float())
     assert data.labels.tolist() == LABELS.tolist()
+
+
+def test_images_in_bfloat16() -> None:
+    data = materialise(Items(_as("bfloat16")), name="mine")
+    assert torch.equal(data.images[:, 0], torch.from_numpy(IMAGES > 99).float())
 
 
 @pytest.mark.parametrize(
@@ -187,11 +252,19 @@ def test_a_dataset_becomes_an_image_set(kind: str) -> None:
         ([(IMAGES[0], "cat")], "class number"),
         ([(IMAGES[0], True)], "class number"),
         ([(IMAGES[0], 0.5)], "class number"),
+        ([(torch.zeros(8, 8).to_sparse(), 0)], "item 0 must be one array or tensor"),
     ],
 )
 def test_wrong_datasets(items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         materialise(Items(items), name="mine")
+
+
+def test_a_dataset_that_counts_its_classes_instead_of_naming_them() -> None:
+    data = Items(_as("array"))
+    data.classes = 3  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="`classes` must be the classes' names, not 3"):
+        materialise(data, name="mine")
 
 
 def test_labels_may_be_tensors_and_memory_is_limited() -> None:

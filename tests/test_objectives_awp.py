@@ -14,6 +14,7 @@ from torch import Tensor
 from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
+from generalist.data.sets import Batch
 from generalist.objectives.awp import perturbation, restored
 from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, Progress
 
@@ -176,6 +177,20 @@ def test_threats_are_those_of_what_is_wrapped() -> None:
         tiny_recipe([{**NATURAL, "threat": "linf:0.1", "objective": {"kind": "awp", "around": "nt"}}])
     with pytest.raises(RecipeError, match="trades"):
         tiny_recipe([{**NATURAL, "threat": "linf:0.1", "objective": {"kind": "awp", "around": "tradse"}}])
+
+
+def test_an_objective_that_nothing_can_wrap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own `gradients` would be left out without a word."""
+
+    class Halved(Counting):
+        def gradients(self, batch: Batch, progress: Progress) -> tuple[list[Tensor], Metrics]:
+            found, metrics = super().gradients(batch, progress)
+            return [gradient / 2 for gradient in found], metrics
+
+    monkeypatch.setitem(OBJECTIVES._things, "halved", Halved)
+    tiny_recipe([{**NATURAL, "objective": "halved"}])
+    with pytest.raises(RecipeError, match=r"around: 'halved' has a `gradients` of its own.* `gradients_of` instead"):
+        tiny_recipe([{**NATURAL, "objective": {"kind": "awp", "around": "halved"}}])
 
 
 def test_variants_that_are_known_after_setup_only_are_passed_on(tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ def test_the_merge_changes_what_is_learnt(tmp_path: Path) -> None:
     assert not torch.equal(*found)
 
 
+def test_the_merged_network_is_what_is_validated_and_saved(tmp_path: Path) -> None:
+    """The baselines' recipes keep no average: the global learner is the learner after the merge, not before it."""
+    trainer = train(recipe_of(RAMP), tmp_path)
+    learner = trainer.learners[0]
+    assert torch.equal(trainer.global_learner.vector, learner.flat.vector)
+    assert torch.equal(trainer.global_learner.counters, learner.flat.counters)
+    for record in trainer.directory.read_metrics():
+        found = record["validation"]
+        assert found["accuracy"]["global"] == found["accuracy"][learner.name] and found["drift"] == 0
+
+
 def test_a_parameter_that_takes_no_part_in_the_loss_has_no_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

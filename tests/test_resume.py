@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from training_helpers import NATURAL, ROBUST, make_trainer, tiny_recipe, train
+from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_images, tiny_recipe, tiny_splits, train
 
 from generalist.core.errors import GeneralistError, InterruptedRunError, RunError
 from generalist.core.files import sha256
@@ -289,6 +290,18 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     other = tiny_recipe([ROBUST, {**NATURAL, "name": "other"}], train=FAST)
     with pytest.raises(RunError, match="does not fit the recipe"):
         make_trainer(other, tmp_path).resume()
+
+
+@pytest.mark.parametrize("part", ["train", "extra"])
+def test_other_images_than_before_are_refused(tmp_path: Path, part: str) -> None:
+    """Whichever of them: an extra file that was written anew would go on as if nothing had happened."""
+    recipe = tiny_recipe([NATURAL], data={"extra": {"name": "digits", "ratio": "1/3"}}, train=FAST)
+    splits = tiny_splits(extra=10)
+    stop_after(recipe, tmp_path, epoch=1, splits=splits)
+    changed = replace(splits, **{part: tiny_images(len(getattr(splits, part)), salt=7)})
+    with pytest.raises(RunError, match="trained on other images than these"):
+        make_trainer(recipe, tmp_path, splits=changed).resume()
+    assert make_trainer(recipe, tmp_path, splits=splits).resume()
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_earlier_checkpoints(

@@ -159,9 +159,9 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trainer:
     return trainer
 
 
-def stop_after(recipe: Recipe, path: Path, *, epoch: int, group: Group | None = None) -> None:
+def stop_after(recipe: Recipe, path: Path, *, epoch: int, **options: Any) -> None:
     """Train until the end of an epoch, its checkpoint included, and stop as Ctrl-C would."""
-    trainer = make_trainer(recipe, path, group=group)
+    trainer = make_trainer(recipe, path, **options)
     end = trainer._end_epoch
 
     def stop(done: int, *, images: int, seconds: float) -> None:

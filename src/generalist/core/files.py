@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from generalist.core.errors import RunError
+from generalist.core.errors import DataError, RunError
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -27,6 +28,15 @@ def clear_write_errors(path: Path) -> Iterator[None]:
                 f"no space left to write {path}: free some and go on with --resume; earlier files are whole"
             ) from error
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def clear_read_errors(path: Path) -> Iterator[None]:
+    """Turn a directory or file that the system does not let us read into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; mend that first") from error
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
@@ -45,6 +55,17 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
         finally:
             temporary.unlink(missing_ok=True)
     return digest
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time, by a lock on a file or directory; where that cannot be locked, all of them at once."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def rename(source: Path, target: Path) -> None:

@@ -60,34 +60,43 @@ class _Dtype:
         pass
 
 
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """How Python 3 writes bytes in an old pickle protocol."""
-    if encoding != "latin1" or not isinstance(text, str):
-        raise pickle.UnpicklingError("only latin1 text is expected")
-    return text.encode("latin1")
-
-
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _encode,
 }
 
 
-class _RestrictedUnpickler(pickle.Unpickler):
+class _RestrictedUnpickler(pickle._Unpickler):
+    """In Python, for the C one believes a file of nine bytes that it needs a table of gigabytes (LONG_BINPUT)."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.left = len(content)
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("_codecs", "encode"):
+            return self._encode
         if (module_name, global_name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which no CIFAR file needs")
         return _ALLOWED[module_name, global_name]
+
+    def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+        """How Python 3 writes bytes in an old pickle protocol. A text is there once, and encoded once."""
+        if encoding != "latin1" or not isinstance(text, str):
+            raise pickle.UnpicklingError("only latin1 text is expected")
+        self.left -= len(text)
+        if self.left < 0:
+            raise pickle.UnpicklingError("it encodes more text than it has")
+        return text.encode("latin1")
 
 
 def read_pickle(path: Path, *, label_key: bytes, classes: int) -> Arrays:
     """Images uint8 [N,3,32,32] and labels of one file in the python layout."""
     content = _read(path)
     try:
-        entries = _RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+        entries = _RestrictedUnpickler(content).load()
     except Exception as error:  # a crafted pickle can fail in any way; none of them may pass for our own fault
         raise DataError(f"{path} is no CIFAR file: {error}; download it again") from error
     if not isinstance(entries, dict):
@@ -139,8 +148,8 @@ def _read(path: Path) -> bytes:
 @DATASETS.register("cifar10")
 def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of 10 classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar10", "test_batch", ["cifar-10-batches-py", "cifar-10-batches-bin"])
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    directory, binary = _locate(root, "cifar10", names, ["cifar-10-batches-py", "cifar-10-batches-bin"])
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=1, classes=10) for name in names]
     else:
@@ -151,7 +160,7 @@ def load_cifar10(root: Path) -> tuple[ImageSet, ImageSet | None]:
 @DATASETS.register("cifar100")
 def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """50,000 training and 10,000 test images of the 100 fine classes [3,32,32]."""
-    directory, binary = _locate(root, "cifar100", "test", ["cifar-100-python", "cifar-100-binary"])
+    directory, binary = _locate(root, "cifar100", ["train", "test"], ["cifar-100-python", "cifar-100-binary"])
     if binary:
         parts = [read_binary(directory / f"{name}.bin", label_bytes=2, classes=100) for name in ("train", "test")]
     else:
@@ -159,9 +168,10 @@ def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
     return _image_set(parts[:1], CLASSES_100, "cifar100"), _image_set(parts[1:], CLASSES_100, "cifar100")
 
 
-def _locate(root: Path, name: str, test_file: str, folders: list[str]) -> tuple[Path, bool]:
+def _locate(root: Path, name: str, names: list[str], folders: list[str]) -> tuple[Path, bool]:
     """The directory of the data set (one of the folders, or without any), and whether it is in the binary layout."""
-    found = find_file(root, name, [f"{folder}/{test_file}{end}" for folder in [*folders, "."] for end in ("", ".bin")])
+    layouts = [[f"{folder}/{file}{end}" for file in names] for folder in [*folders, "."] for end in ("", ".bin")]
+    found = find_file(root, name, layouts)
     return found.parent, found.suffix == ".bin"
 
 

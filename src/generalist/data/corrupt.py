@@ -7,17 +7,17 @@ processes that start together wait for the first one to have read them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from generalist.core.errors import RunError
-from generalist.core.files import write_json
+from generalist.core.files import alone, write_json
 
-RULES = 1
-"""Counts up when another kind of file becomes acceptable: what was remembered before is then forgotten."""
+RULES = 2
+"""Counts up when other kinds of files become acceptable: what was remembered before is then forgotten."""
 
 
 def find_problems(
@@ -48,20 +48,15 @@ def _fingerprint(names: Sequence[str], files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def _alone(memory: Path | None) -> Iterator[None]:
+def _alone(memory: Path | None) -> AbstractContextManager[None]:
     """One process at a time, where the memory can be written."""
-    try:
-        if memory is None:
-            raise OSError("nothing is remembered")
+    if memory is None:
+        return contextlib.nullcontext()
+    lock = memory.with_suffix(".lock")
+    with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)
-        stream = memory.with_suffix(".lock").open("w")
-    except OSError:
-        yield
-        return
-    with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        lock.touch()
+    return alone(lock)
 
 
 def _read(memory: Path | None, names: Sequence[str]) -> dict[str, str] | None:

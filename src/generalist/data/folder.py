@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from generalist.core.errors import DataError
+from generalist.core.files import clear_read_errors
 from generalist.core.random import Key, integers, uniform
 from generalist.data.augment import AugmentOptions
 from generalist.data.corrupt import find_problems
 from generalist.data.decode import Crop, Decoder, DecoderKind, Job, center_box, default_workers, random_box
 from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 RESIDENT_CHUNK = 1024
 """Images that are decoded at once when a whole split is."""
 _TRIES = 10  # draws of a random resized crop before it falls back to the centre
@@ -67,7 +68,9 @@ class FolderImages:
         """SHA-256 of the files' names and sizes: reading every image would take longer than an epoch."""
         digest = hashlib.sha256(f"{self.resolution} {self.center} {self.classes!r}\n".encode())
         for path in self.files:
-            digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode("utf-8", "surrogateescape"))
+            with clear_read_errors(path):
+                size = path.stat().st_size
+            digest.update(f"{path.parent.name}/{path.name} {size}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def batch(self, index: Tensor) -> Batch:
@@ -131,6 +134,7 @@ def load_folder(
         return _without_corrupt(found, root, cache) if corrupt == "skip" else found
 
     train = split("train", None)
+    _check_classes(root / "train", train)
     held = next((name for name in ("val", "test") if (root / name).is_dir()), None)
     return train, split(held, train.classes) if held is not None else None
 
@@ -146,7 +150,7 @@ def _without_corrupt(images: FolderImages, root: Path, cache: Path | None) -> Fo
         images,
         files=[images.files[position] for position in good],
         labels=images.labels[good],
-        skipped=tuple(f"{name}: {problem}" for name, problem in sorted(problems.items())),
+        skipped=tuple(_as_text(f"{name}: {problem}") for name, problem in sorted(problems.items())),
     )
 
 
@@ -167,6 +171,8 @@ def _scan(
     folder = root / split
     _refuse_leaving(folder, root)
     found = sorted(entry.name for entry in folder.iterdir() if _is_class(entry, root))
+    if odd := [name for name in found if name != _as_text(name)]:
+        raise DataError(f"{folder}: the name of the class {_as_text(odd[0])!r} is no text in UTF-8: rename the folder")
     if classes is None:
         classes = found
     if unknown := sorted(set(found) - set(classes)):
@@ -181,17 +187,17 @@ def _scan(
         labels += [label] * len(inside)
     if not files:
         raise DataError(f"{folder} has no images: the layout is {split}/CLASS/image with {', '.join(sorted(SUFFIXES))}")
-    if split == "train":
-        _check_classes(folder, classes, labels)
     return FolderImages(files, torch.tensor(labels), classes, f"folder:{root.name}", resolution, center, decoder)
 
 
-def _check_classes(folder: Path, classes: list[str], labels: list[int]) -> None:
+def _check_classes(folder: Path, images: FolderImages) -> None:
     """A network cannot learn a class of which it sees nothing, nor anything from one class alone."""
-    if len(classes) < 2:
-        raise DataError(f"{folder} has one class, {classes[0]!r}: a classifier needs two, each in a folder of its own")
-    if empty := sorted(set(range(len(classes))) - set(labels)):
-        raise DataError(f"{folder / classes[empty[0]]} has no images: add some, or remove the folder")
+    if len(images.classes) < 2:
+        alone = images.classes[0]
+        raise DataError(f"{folder} has one class, {alone!r}: a classifier needs two, each in a folder of its own")
+    if empty := sorted(set(range(len(images.classes))) - set(images.labels.tolist())):
+        whole = " that can be read" if images.skipped else ""
+        raise DataError(f"{folder / images.classes[empty[0]]} has no images{whole}: add some, or remove the folder")
 
 
 def _is_class(path: Path, root: Path) -> bool:
@@ -202,10 +208,24 @@ def _is_class(path: Path, root: Path) -> bool:
 
 
 def _is_image(path: Path, root: Path) -> bool:
-    if path.suffix.lower() not in SUFFIXES or _is_hidden(path):
+    """Whether it is one by its name; what holds images but is none would be left out unnoticed, and is refused."""
+    if _is_hidden(path):
+        return False
+    if path.suffix.lower() not in SUFFIXES:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder inside that of a class: move its images up, or take it away")
         return False
     _refuse_leaving(path, root)
-    return path.is_file()
+    if path.is_file():
+        return True
+    if path.is_symlink():
+        raise DataError(f"{path} is a link to nothing: mend or remove it")
+    return False
+
+
+def _as_text(name: str) -> str:
+    """A name that can be written anywhere: bytes in it that are no UTF-8 become what `\\udcff` looks like."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_hidden(path: Path) -> bool:

@@ -61,7 +61,7 @@ def load_fashion_mnist(root: Path) -> tuple[ImageSet, ImageSet | None]:
 
 def _load(root: Path, name: str, classes: list[str]) -> tuple[ImageSet, ImageSet]:
     # The two data sets share their files' names, so the files are never looked for in the root itself.
-    directory = find_file(root, name, [STEMS[0], f"{STEMS[0]}.gz"], own_only=True).parent
+    directory = find_file(root, name, [[STEMS[0]], [f"{STEMS[0]}.gz"]], own_only=True).parent
     images, labels, test_images, test_labels = (
         read_idx(_plain_or_gzip(directory, stem), dimensions=3 if "images" in stem else 1) for stem in STEMS
     )

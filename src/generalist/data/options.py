@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from generalist.core.errors import DataError
+from generalist.core.files import clear_read_errors
 from generalist.core.options import Number, Options
 from generalist.core.registry import is_import_path, unknown_name
 from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a format registers its data sets)
@@ -157,6 +157,8 @@ def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any =
         splits = _from_folder(options)
     else:
         splits = Splits(*_train_and_test(options, trust_code=trust_code, arrays=arrays))
+    if splits.test is not None:
+        check_joins(splits.train, splits.test, of="the test split of ")
     if options.extra is None:
         return splits
     return replace(splits, extra=_load_extra(options.extra, root=data_root(options.root), train=splits.train))
@@ -170,7 +172,12 @@ def _train_and_test(options: DataOptions, *, trust_code: bool, arrays: Any) -> t
     if is_import_path(options.name):
         limit = None if options.resident is True else memory_budget()
         return load_dataset(options.name, trust_code=trust_code, memory_limit=limit)
-    return DATASETS.get(options.name)(data_root(options.root))
+    return _load_named(options.name, data_root(options.root))
+
+
+def _load_named(name: str, root: Path) -> tuple[ImageSet, ImageSet | None]:
+    with clear_read_errors(root):
+        return DATASETS.get(name)(root)
 
 
 def _unwanted(options: DataOptions) -> DataError:
@@ -178,15 +185,17 @@ def _unwanted(options: DataOptions) -> DataError:
 
 
 def _from_folder(options: DataOptions) -> Splits:
-    train, test = load_folder(
-        data_root(options.root),
-        resolution=options.resolution or 224,
-        center=options.center_crop,
-        workers=options.workers,
-        decoder=options.decoder,
-        corrupt=options.corrupt,
-        cache=data_root(None) / "checked",
-    )
+    root = data_root(options.root)
+    with clear_read_errors(root):
+        train, test = load_folder(
+            root,
+            resolution=options.resolution or 224,
+            center=options.center_crop,
+            workers=options.workers,
+            decoder=options.decoder,
+            corrupt=options.corrupt,
+            cache=data_root(None) / "checked",
+        )
     skipped = {"train": train.skipped, "test": test.skipped if test is not None else ()}
     if options.resident is not True:
         return Splits(train, test, skipped=skipped)
@@ -195,7 +204,7 @@ def _from_folder(options: DataOptions) -> Splits:
 
 def _from_given(arrays: Any) -> tuple[ImageSet, ImageSet | None]:
     if arrays is None:
-        raise DataError("`data.name: arrays` needs images from the Python API: pass arrays=(images, labels)")
+        raise DataError("`data.name: arrays` needs images from the Python API: pass data=(images, labels)")
     parts = arrays if isinstance(arrays, Mapping) else {"train": arrays}
     if unknown := set(parts) - {"train", "test"}:
         raise DataError(f"arrays may have the splits train and test, not {sorted(map(str, unknown))[0]!r}")
@@ -218,7 +227,7 @@ def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet
     if options.file is not None:
         extra = _load_npz(Path(options.file).expanduser(), classes=train.classes)
     else:
-        extra, _ = DATASETS.get(str(options.name))(root)
+        extra, _ = _load_named(str(options.name), root)
     check_joins(train, extra)
     return extra
 
@@ -230,8 +239,12 @@ def _load_npz(path: Path, *, classes: list[str]) -> ImageSet:
             raise DataError(f"cannot read {path}: it is no whole .npz file; {remedy}")
         # Pickled objects inside could run code: only plain arrays are read.
         with np.load(path, allow_pickle=False) as arrays:
+            if (size := sum(member.file_size for member in arrays.zip.infolist())) > memory_budget():
+                raise DataError(f"{path} unpacks to {size} bytes, more than half of this machine's memory: divide it")
             images, labels = (_array_of(arrays, names, path) for names in (("images", "image"), ("labels", "label")))
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a crafted file can fail in any way; none of them may pass for our own fault
         raise DataError(f"cannot read {path}: {error}; {remedy}") from error
     return from_arrays(images, labels, classes=classes, name=path.name)
 

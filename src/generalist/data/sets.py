@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -154,12 +155,20 @@ def iterate(
                 waiting.cancel()
 
 
-def check_joins(first: Images, second: ImageSet) -> None:
+def check_joins(first: Images, second: Images, *, of: str = "") -> None:
     """Refuse a second set whose images or classes do not go with the first's."""
+    name = f"{of}{second.name}"
     if first.shape != second.shape:
-        raise DataError(f"{second.name} has images of {second.shape}, but {first.name} of {first.shape}: resize them")
+        raise DataError(f"{name} has images of {second.shape}, but {first.name} of {first.shape}: resize them")
     if len(second.classes) > len(first.classes):
-        raise DataError(f"{second.name} has {len(second.classes)} classes, but {first.name} has {len(first.classes)}")
+        raise DataError(f"{name} has {len(second.classes)} classes, but {first.name} has {len(first.classes)}")
+    if _named(first) and _named(second) and first.classes != second.classes:
+        ours, theirs = next(pair for pair in zip_longest(first.classes, second.classes) if pair[0] != pair[1])
+        raise DataError(f"{name} has the class {theirs!r} where {first.name} has {ours!r}: renumber its labels")
+
+
+def _named(images: Images) -> bool:
+    return not isinstance(images, ImageSet) or images.named
 
 
 def join(first: ImageSet, second: ImageSet) -> ImageSet:
@@ -185,8 +194,8 @@ def from_arrays(
     Images are [N,H,W] (grey), [N,C,H,W] or [N,H,W,C]. The channels are the one of axis 1 and the last axis that
     has size 1 or 3; where both or neither have, say which with `layout`.
     """
-    pixels = _pixels(_as_array(images, "images", name), name=name, layout=layout)
-    targets = _targets(_as_array(labels, "labels", name), count=len(pixels), name=name)
+    pixels = _pixels(as_array(images, "images", name), name=name, layout=layout)
+    targets = _targets(as_array(labels, "labels", name), count=len(pixels), name=name)
     names = _class_names(classes, largest=int(targets.max()), name=name)
     return ImageSet(
         images=torch.from_numpy(pixels),
@@ -197,15 +206,13 @@ def from_arrays(
     )
 
 
-def _as_array(values: Any, what: str, name: str) -> np.ndarray[Any, Any]:
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        values = values.float() if values.dtype == torch.bfloat16 else values
-        array: np.ndarray[Any, Any] = values.numpy()
-        return array
+def as_array(values: Any, what: str, name: str) -> np.ndarray[Any, Any]:
+    """An array or a tensor (of any device) as an array."""
+    if isinstance(values, Tensor) and values.dtype == torch.bfloat16:
+        values = values.float()
     try:
-        return np.asarray(values)
-    except (ValueError, TypeError) as error:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:  # a tensor that is sparse, on no device, of 8-bit floats
         raise DataError(f"{name}: {what} must be one array or tensor, not {type(values).__name__}: {error}") from error
 
 

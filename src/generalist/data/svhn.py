@@ -17,7 +17,7 @@ FILES = ("train_32x32.mat", "test_32x32.mat")
 @DATASETS.register("svhn")
 def load_svhn(root: Path) -> tuple[ImageSet, ImageSet | None]:
     """73,257 training and 26,032 test images of house-number digits [3,32,32]."""
-    directory = find_file(root, "svhn", FILES[:1]).parent
+    directory = find_file(root, "svhn", [FILES]).parent
     return read_svhn(directory / FILES[0]), read_svhn(directory / FILES[1])
 
 

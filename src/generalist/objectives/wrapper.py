@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import field_validator
 from torch import Tensor
 
 from generalist.attacks.threats import ThreatOptions
@@ -24,6 +25,16 @@ class WrapperOptions(ObjectiveOptions):
 
     around: ObjectiveChoice
     """The objective inside, written as the learner's own would be."""
+
+    @field_validator("around")
+    @classmethod
+    def _can_be_wrapped(cls, around: ObjectiveOptions) -> ObjectiveOptions:
+        if class_of(around).gradients is not Objective.gradients:
+            raise ValueError(
+                f"{around.kind!r} has a `gradients` of its own, which nothing around it would call; "
+                "let it override `prepare`, `loss` or `gradients_of` instead"
+            )
+        return around
 
 
 class Wrapper(Objective):

@@ -49,6 +49,9 @@ class Values(Options):
     data: str
     """Checksum of the training images: a run goes on with the data that it began with."""
 
+    extra: str | None = None
+    """Checksum of the extra images, where there are any."""
+
     unseen: list[int]
     """Training images that neither this run nor one that it descends from was trained on."""
 

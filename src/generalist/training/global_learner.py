@@ -42,6 +42,14 @@ class GlobalLearner:
             self.counters.copy_(sources[self.lead][1])
         self.count.add_(1)
 
+    def follow(self, learners: Sequence[Learner], gammas: Tensor) -> None:
+        """Be the mix of the learners that epochs' ends may have changed, where nothing is kept of the past.
+
+        An average follows them in the iterations to come.
+        """
+        if self.options.decay == 0:
+            self.update(learners, gammas)
+
     def redistribute(self, learners: Sequence[Learner]) -> None:
         """Every learner restarts from the global one."""
         for learner in learners:

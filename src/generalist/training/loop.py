@@ -79,6 +79,7 @@ class Trainer:
         self.validator = Validator(job, self.train_images if held_out else images.to(device), held, self.group)
         self.warnings = [TEST_SELECTION] if job.validation.split == "test" else []
         self.data = splits.train.checksum()
+        self.extra = splits.extra.checksum() if splits.extra is not None else None
         self.held_out = self.unseen = set(held.tolist()) if held_out else set()
         self.learners = build_learners(
             job,
@@ -130,8 +131,7 @@ class Trainer:
         return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
-        train = self.job.train
-        extra = self.job.data.extra
+        train, extra = self.job.train, self.job.data.extra
         return epoch_batches(
             self.train_index,
             extra_index=self.extra_index,
@@ -215,6 +215,7 @@ class Trainer:
         self.engine.check_finite(weights=True)
         for learner in self.own:
             learner.objective.epoch_end(epoch)
+        self.global_learner.follow(self.learners, self.engine.gammas)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:
@@ -300,8 +301,7 @@ class Trainer:
     def _save_model(self, path: Path, *, epoch: int) -> None:
         if not self.group.first:
             return
-        flat = self.learners[0].flat
-        state = flat.state_dict(self.global_learner.vector, self.global_learner.counters)
+        state = self.learners[0].flat.state_dict(self.global_learner.vector, self.global_learner.counters)
         save_weights(path, state, self._about(epoch))
 
     def _snapshot(self, epoch: int) -> None:
@@ -345,6 +345,7 @@ class Trainer:
         values = checkpoints.Values(
             step=self.step,
             data=self.data,
+            extra=self.extra,
             unseen=sorted(self.unseen),
             best=self.best,
             regret=self.regret.history,
@@ -378,7 +379,7 @@ class Trainer:
 
     def _checked(self, values: checkpoints.Values) -> checkpoints.Values:
         """The values, if they can belong to this run."""
-        if values.data != self.data:
+        if values.data != self.data or values.extra != self.extra:
             raise RunError(f"{self.directory.path} was trained on other images than these; give it its own data back")
         names = {learner.name for learner in self.learners}
         if values.step > self.job.train.epochs * self.steps_per_epoch or not values.regret.keys() <= names:
