@@ -235,6 +235,24 @@ def test_two_nodes(tmp_path: Path) -> None:
     assert_same_losses(tmp_path / "run", tmp_path / "alone")
 
 
+def test_the_script_for_slurm(tmp_path: Path) -> None:
+    """With many nodes, whose list is longer than a pipe holds; srun gets its cores, and the job a port of its own."""
+    programs = {"scontrol": 'printf "node%d\\n" {1..40000}', "srun": 'echo "$SRUN_CPUS_PER_TASK" "$@"'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = Path(__file__).parents[1] / "examples" / "train.slurm"
+    slurm = {"JOB_NODELIST": "many", "JOB_ID": "71234", "JOB_NUM_NODES": "40000", "GPUS_ON_NODE": "8"}
+    job = {f"SLURM_{name}": value for name, value in {**slurm, "CPUS_PER_TASK": "32"}.items()}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", str(script), "digits-d", "runs/a b"]
+    done = subprocess.run(command, env=environment(PATH=path, **job), capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "32 torchrun --nnodes=40000 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d "
+        "--rdzv-endpoint=node1:21234 --rdzv-id=71234 -m generalist train digits-d --out runs/a b\n"
+    )
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("layout", "engine"), [("learners", "graph"), ("data", "auto")])
 def test_ranks_that_share_a_gpu(tmp_path: Path, layout: str, engine: str) -> None:
