@@ -46,6 +46,21 @@ def test_shipped_sweeps_are_sound_in_every_combination(name: str) -> None:
     assert sweep.options.source
 
 
+@pytest.mark.parametrize("name", [name for name in shipped_sweeps() if load_sweep(name).options.method == "grid"])
+def test_no_two_trials_of_a_shipped_grid_are_the_same_experiment(name: str) -> None:
+    """A schedule that is cut short may leave an interval of redistribution without its epoch."""
+    sweep, seen = load_sweep(name), []
+    for number in range(sweep.options.total):
+        recipe = sweep.recipe(sweep.choice(number))
+        when, epochs = recipe.mixing.redistribution, recipe.train.epochs
+        due = [epoch for epoch in range(1, epochs + 1) if when.due(epoch, epochs)]
+        assert due or when.every == 0
+        plain = recipe.model_dump(mode="json")
+        plain["mixing"]["redistribution"] = due
+        assert plain not in seen, sweep.choice(number)
+        seen.append(plain)
+
+
 def test_the_papers_ablations_are_shipped_for_digits_and_cifar() -> None:
     kinds = {"gamma-end", "gamma-stage", "b", "c", "t-prime", "averaging", "optimizer", "lr-pairs", "learners"}
     assert {f"{data}-{kind}" for data in ("digits", "cifar10") for kind in kinds} <= set(shipped_sweeps())
