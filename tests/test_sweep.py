@@ -22,7 +22,7 @@ from generalist.recipe import load_recipe
 from generalist.sweep import storage, trials, worker
 from generalist.sweep.definition import checked_choices, load_sweep, shipped_sweeps
 from generalist.sweep.measurements import example_record, final_measurements, train_seconds
-from generalist.sweep.options import as_text
+from generalist.sweep.options import SearchOptions, as_text
 from generalist.sweep.results import front, to_csv
 from generalist.sweep.trials import Row
 from generalist.training.loop import Listener
@@ -101,6 +101,22 @@ def test_random_choices_are_a_function_of_seed_and_number(tmp_path: Path) -> Non
     assert {int(choice[EVERY]) for choice in choices} == {1, 2, 3, 4, 5, 6}
     assert {int(choice["train.batch_size"]) for choice in choices} == {16, 32, 48, 64}
     sweep.recipe(choices[7])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("space", "last"),
+    [
+        ({"low": 0.01, "high": 0.1, "step": 0.04}, "0.09"),
+        ({"low": 0.1, "high": 0.7, "step": 0.1}, "0.7"),
+        ({"low": 1, "high": 6, "step": 2, "integer": True}, "5"),
+    ],
+)
+def test_a_range_that_its_step_does_not_divide(space: dict[str, Any], last: str) -> None:
+    """It ends at its last point, for Optuna, too, which would warn at every trial."""
+    options = SearchOptions.model_validate(space)
+    (found,) = trials.distributions({LR: options}).values()
+    assert options.ends()[-1] == last and float(last) == found.high  # type: ignore[attr-defined]
 
 
 def test_long_lists_and_long_ranges(tmp_path: Path) -> None:
@@ -222,6 +238,11 @@ def test_a_bad_sweep_costs_one_line_and_nothing_runs(
         (["sweep", "tiny.yaml", "--storage", "mysql://host/x"], "'mysql' is no database that sweeps can use"),
         (["sweep", "tiny.yaml", "--storage", "sqlite://"], "a database in memory"),
         (["sweep", "tiny.yaml", "--storage", "postgresql://me:secret@127.0.0.1:1/x"], "does not answer as it should"),
+        (
+            ["sweep", "tiny.yaml", "--storage", "postgresql://127.0.0.1:1/x?user=me&password=secret"],
+            "127.0.0.1:1/x does",
+        ),
+        (["sweep", "tiny.yaml", "--storage", "postgresql://me:my@secret@127.0.0.1:1/x"], "must be written as %40"),
         (["sweep", "tiny.yaml", "--show"], "there is no sweep in"),
     ],
 )

@@ -93,13 +93,18 @@ class SearchOptions(Options):
         assert self.low is not None and self.high is not None, "only a range has steps"
         return math.floor((self.high - self.low) / step + 1e-9) + 1
 
+    def last(self) -> float:
+        """The highest number of the range: `high`, or the last step below it."""
+        assert self.low is not None and self.high is not None, "only a range has one"
+        return self.high if self.step is None else round(self.low + (self.points(self.step) - 1) * self.step, 12)
+
     def ends(self) -> list[str]:
         """Texts whose recipes are checked before anything runs: every choice, or both ends of the range."""
         found = self.choices()
         if found is not None and (self.low is None or len(found) <= 1000):
             return found
         assert self.low is not None and self.high is not None, "only a range is too long to list"
-        return [as_text(int(end) if self.integer else end) for end in (self.low, self.high)]
+        return [as_text(int(end) if self.integer else end) for end in (self.low, self.last())]
 
     def changes(self, key: str, text: str) -> list[str]:
         """The overrides of a recipe that a choice means."""

@@ -196,9 +196,9 @@ def distributions(search: Mapping[str, SearchOptions]) -> dict[str, BaseDistribu
             found[key] = kinds.CategoricalDistribution(space.choices())
         elif space.integer:
             step = 1 if space.step is None else int(space.step)
-            found[key] = kinds.IntDistribution(int(space.low or 0), int(space.high or 0), log=space.log, step=step)
+            found[key] = kinds.IntDistribution(int(space.low or 0), int(space.last()), log=space.log, step=step)
         else:
-            found[key] = kinds.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
+            found[key] = kinds.FloatDistribution(space.low, space.last(), log=space.log, step=space.step)
     return found
 
 
