@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -117,6 +118,36 @@ def test_a_range_that_its_step_does_not_divide(space: dict[str, Any], last: str)
     options = SearchOptions.model_validate(space)
     (found,) = trials.distributions({LR: options}).values()
     assert options.ends()[-1] == last and float(last) == found.high  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        (
+            {"mixing.gamma.values.3": [0.1, 0.2], "mixing.gamma": [{"values": [1, 1, 1, 0]}]},
+            "mixing.gamma: mixing.gamma",
+        ),
+        ({"lr": {"a": {LR: 0.1}, "b": {LR: 0.2}}, LR: [0.3]}, f"{LR}: {LR} is in `search.lr`"),
+        ({LR: [0.3], "lr": {"a": {EVERY: 1}, "b": {LR: 0.2}}}, f"lr: {LR} is in `search.{LR}`"),
+        ({"train": [{"epochs": 3}]}, "train: train.epochs is in `set`"),
+        ({"train": {"a": {"train": {"epochs": 3}}}}, "train: train.epochs is in `set`"),
+    ],
+)
+def test_a_field_that_undoes_another_is_refused(search: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Its trials would differ in name only."""
+    spaces = {key: {"variants" if isinstance(each, dict) else "values": each} for key, each in search.items()}
+    with pytest.raises(SweepError, match=re.escape(f"search.{says}")):
+        load_sweep(write_sweep(tmp_path, search=spaces))
+
+
+def test_a_field_may_refine_another_and_a_variant_what_is_set(tmp_path: Path) -> None:
+    gamma = {"mixing.gamma.values": {"values": [[1, 1, 1, 0]]}, "mixing.gamma.values.3": {"values": [0.1, 0.2]}}
+    epochs = {"length": {"variants": {"short": {}, "long": {"train.epochs": 7}}}}
+    sweep = load_sweep(write_sweep(tmp_path, search={**gamma, **epochs}))
+    recipes = [sweep.recipe(sweep.choice(number)) for number in range(4)]
+    assert [(recipe.mixing.gamma.values[3], recipe.train.epochs) for recipe in recipes] == [
+        (0.1, 2), (0.1, 7), (0.2, 2), (0.2, 7)
+    ]  # fmt: skip
 
 
 def test_long_lists_and_long_ranges(tmp_path: Path) -> None:
