@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from generalist.core.errors import RunError
 
@@ -27,6 +28,20 @@ def clear_write_errors(path: Path) -> Iterator[None]:
                 f"no space left to write {path}: free some and go on with --resume; earlier files are whole"
             ) from error
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def try_lock(stream: IO[Any], path: Path) -> bool:
+    """Take the lock of an open file, which ends with the process that holds it; whether nobody else had it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be locked ({error.strerror}): its file system could not keep two processes apart; "
+            "choose another --out"
+        ) from error
+    return True
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
