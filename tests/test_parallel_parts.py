@@ -377,6 +377,14 @@ def test_a_rank_that_never_comes_is_not_waited_for_as_long_as_one_that_works(mon
     assert time.monotonic() - begun < 20
 
 
+def test_a_job_that_has_failed_takes_no_further_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that catches the error and trains again would wait for ranks that still wait for it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed._telling, "teller", True)
+    with pytest.raises(GeneralistError, match="start the job anew"), distributed.start():
+        pass
+
+
 def test_a_group_of_the_callers_must_reach_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -173,6 +173,10 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     if world == 1:
         yield Group(device=device)
         return
+    if failed():  # its ranks are out of step, and may still wait for this one
+        raise GeneralistError(
+            "an earlier call in this process has lost the other ranks: end it, and start the job anew"
+        )
     if dist.is_initialized():  # by the caller, who also ends it
         if "cpu:" not in dist.get_backend_config():
             raise GeneralistError(
