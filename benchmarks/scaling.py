@@ -47,6 +47,8 @@ def measure(recipe: str, changes: list[str], device: str) -> None:
         generalist.train(recipe, overrides=[*quiet, *changes], out=out, device=device, listener=listener)
     if distributed.launched()[0] == 0:
         steady = moments[BLOCK::BLOCK]  # the first block warms up
+        if len(steady) < 2:
+            sys.exit(f"{len(moments)} iterations are too few to time: raise train.epochs")
         print("seconds", statistics.median(b - a for a, b in itertools.pairwise(steady)) / BLOCK, flush=True)
 
 
@@ -80,7 +82,7 @@ def main() -> None:
         return
     args.set = ["train.epochs=8", *args.set]
     subjects: dict[str, tuple[list[str], int]] = {"one process": ([], 1)}
-    fits = {"learners": args.processes == 2, "both": args.processes > 2}  # two learners
+    fits = {"learners": args.processes == 2, "both": args.processes > 2 and args.processes % 2 == 0}  # two learners
     subjects |= {name: (words, args.processes) for name, words in LAYOUTS.items() if fits.get(name, True)}
     found: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(args.rounds):

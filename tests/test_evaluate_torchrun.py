@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import run_main
+from distributed_helpers import environment, free_port
 from evaluation_helpers import verdicts, without_times
 
 from generalist import train
@@ -85,6 +86,25 @@ def test_a_mistake_is_said_once(run: RunDirectory, tmp_path: Path) -> None:
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(told) == 1 and "1 images cannot be cut into 2 parts" in told[0]
     assert "please report" not in done.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_processes_that_evaluate_different_things_are_refused(run: RunDirectory, tmp_path: Path) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    args = ["evaluate", str(run.path), "--samples", "8", "--device", "cpu", "--out", str(tmp_path / "out")]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "generalist", *args, "--attacks", f"natural,pgd-{rank + 1}"],
+            env=environment(RANK=str(rank), **job),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = "".join(process.communicate(timeout=240)[1] for process in both)
+    assert [process.returncode for process in both] == [2, 2]
+    assert told.count("error") == 1 and "rank 1 differs from rank 0 in the weights, images or attacks" in told
 
 
 def test_a_sweep_does_not_run_under_torchrun(

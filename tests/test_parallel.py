@@ -11,7 +11,7 @@ from distributed_helpers import assert_same, result, run_on, with_parallel
 from training_helpers import L2, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
-from generalist.recipe import Recipe, to_yaml
+from generalist.recipe import Recipe, load_recipe, to_yaml
 from generalist.training.artefacts import branch_files
 from generalist.training.parallel_options import ParallelOptions, assign, mesh_shape
 
@@ -149,6 +149,7 @@ def test_four_processes_compute_what_one_computes(alone: Path, tmp_path: Path) -
         ({"layout": "learners"}, [11, 1, 11], 2, (2, 1)),
         ({"layout": "both"}, [11, 11, 1], 6, (3, 2)),
         ({"mesh": [2, 3]}, [11, 11, 1], 6, (2, 3)),
+        ({"mesh": [2, 3]}, [11, 11, 1], 1, (1, 1)),  # a run of several processes goes on in one
     ],
 )
 def test_the_mesh(options: dict[str, Any], costs: list[float], world: int, shape: tuple[int, int]) -> None:
@@ -160,7 +161,7 @@ def test_the_mesh(options: dict[str, Any], costs: list[float], world: int, shape
     [
         ({"layout": "learners"}, 4, "2 learners cannot occupy 4 ranks"),
         ({"layout": "both"}, 3, "3 ranks do not make equal groups"),
-        ({"mesh": [2, 2]}, 1, "2 x 2 does not fit 1 process"),
+        ({"mesh": [2, 2]}, 2, "2 x 2 does not fit 2 processes"),
         ({"mesh": [0, 2]}, 2, "0 x 2 does not fit 2 processes"),
         ({"mesh": [3, 1]}, 3, "3 groups are more than there are learners"),
     ],
@@ -168,6 +169,13 @@ def test_the_mesh(options: dict[str, Any], costs: list[float], world: int, shape
 def test_a_mesh_that_cannot_be_is_refused(options: dict[str, Any], world: int, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         mesh_shape(ParallelOptions.model_validate(options), [11, 1], world)
+
+
+@pytest.mark.parametrize("seconds", ["0", "1e-3", "1e7", "1e300", "inf"])
+def test_a_timeout_that_no_clock_can_count_is_refused(seconds: str) -> None:
+    """PyTorch counts milliseconds in 32 bits; beyond, ranks would not wait at all."""
+    with pytest.raises(RecipeError, match=r"train\.parallel\.timeout"):
+        load_recipe("digits-d", overrides=[f"train.parallel.timeout={seconds}"])
 
 
 def test_dear_learners_lie_apart() -> None:

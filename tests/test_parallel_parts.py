@@ -26,7 +26,7 @@ from generalist.core.distributed import _have_own_gpus
 from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
-from generalist.stages import run_directory, shared_directory
+from generalist.stages import check_ranks, run_directory, shared_directory
 from generalist.tensors.state import restore
 from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
 from generalist.training.build import build_engine, build_learners
@@ -383,6 +383,14 @@ def test_a_rank_that_never_comes_is_not_waited_for_as_long_as_one_that_works(mon
     assert time.monotonic() - begun < 20
 
 
+def test_a_job_that_has_failed_takes_no_further_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that catches the error and trains again would wait for ranks that still wait for it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed._telling, "teller", True)
+    with pytest.raises(GeneralistError, match="start the job anew"), distributed.start():
+        pass
+
+
 def test_a_group_of_the_callers_must_reach_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -430,17 +438,48 @@ def test_a_resumed_run_may_have_begun_before_an_option_was_there(tmp_path: Path)
         run_directory(recipe, run.path, resume=True)
 
 
+class Beside(distributed.Group):
+    """A group of two whose rank 0 has what the test says."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        super().__init__(rank=1, world=2)
+        self.theirs = first
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [{**value, **self.theirs}, value]
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        ({"the version of generalist": "0.0.1"}, "the version of generalist"),
+        ({"the version of PyTorch": "2.0"}, "the version of PyTorch"),
+        ({"--from": "runs/a"}, "--from"),
+        ({"the recipe's train": {"seed": 7}}, "the recipe's train"),
+        ({"the recipe's no_option_of_ours": 3}, "the recipe's no_option_of_ours"),
+    ],
+)
+def test_ranks_that_were_given_different_things_are_refused(first: dict[str, Any], words: str) -> None:
+    check_ranks(tiny_recipe(), None, Beside({}))
+    with pytest.raises(GeneralistError, match=f"^rank 1 differs from rank 0 in {words}: give all ranks the same"):
+        check_ranks(tiny_recipe(), None, Beside(first))
+
+
 def test_a_job_that_is_started_anew_goes_on_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, run, alone = tiny_recipe(), RunDirectory(tmp_path / "run"), distributed.Group()
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     with pytest.raises(RunError, match="name the run with --out"):
         shared_directory(recipe, None, resume=False, group=alone)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, False)  # it had not begun
+    assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, False)  # it has not begun
     run.path.mkdir()
     run.recipe.write_text(to_yaml(recipe))
-    assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, True)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    # The first start goes on as well: if it refused to, torchrun would start it anew, and that start would not.
+    for count in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        assert shared_directory(recipe, run.path, resume=False, group=alone) == (run, True)
+    with pytest.raises(RecipeError, match="train: differs"):
+        shared_directory(tiny_recipe(train={"seed": 4}), run.path, resume=False, group=alone)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     with pytest.raises(RunError, match="exists already"):
         shared_directory(recipe, run.path, resume=False, group=alone)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import random as python_random
@@ -348,6 +349,15 @@ def test_the_lock_refuses_a_second_process(tmp_path: Path) -> None:
         other.kill()
     with run.lock():
         assert other.returncode == -signal.SIGKILL, "the lock ends with its holder"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*given: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(RunError, match=r"cannot be locked .* choose another --out"), RunDirectory(tmp_path).lock():
+        pass
 
 
 # -- snapshots and branches -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -22,7 +23,7 @@ from generalist.recipe import load_recipe
 from generalist.sweep import storage, trials, worker
 from generalist.sweep.definition import checked_choices, load_sweep, shipped_sweeps
 from generalist.sweep.measurements import example_record, final_measurements, train_seconds
-from generalist.sweep.options import as_text
+from generalist.sweep.options import SearchOptions, as_text
 from generalist.sweep.results import front, to_csv
 from generalist.sweep.trials import Row
 from generalist.training.loop import Listener
@@ -44,6 +45,21 @@ def test_shipped_sweeps_are_sound_in_every_combination(name: str) -> None:
     if grid:
         assert len(set(recipes)) == len(recipes), "two combinations are the same run"
     assert sweep.options.source
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_sweeps() if load_sweep(name).options.method == "grid"])
+def test_no_two_trials_of_a_shipped_grid_are_the_same_experiment(name: str) -> None:
+    """A schedule that is cut short may leave an interval of redistribution without its epoch."""
+    sweep, seen = load_sweep(name), []
+    for number in range(sweep.options.total):
+        recipe = sweep.recipe(sweep.choice(number))
+        when, epochs = recipe.mixing.redistribution, recipe.train.epochs
+        due = [epoch for epoch in range(1, epochs + 1) if when.due(epoch, epochs)]
+        assert due or when.every == 0
+        plain = recipe.model_dump(mode="json")
+        plain["mixing"]["redistribution"] = due
+        assert plain not in seen, sweep.choice(number)
+        seen.append(plain)
 
 
 def test_the_papers_ablations_are_shipped_for_digits_and_cifar() -> None:
@@ -86,6 +102,52 @@ def test_random_choices_are_a_function_of_seed_and_number(tmp_path: Path) -> Non
     assert {int(choice[EVERY]) for choice in choices} == {1, 2, 3, 4, 5, 6}
     assert {int(choice["train.batch_size"]) for choice in choices} == {16, 32, 48, 64}
     sweep.recipe(choices[7])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("space", "last"),
+    [
+        ({"low": 0.01, "high": 0.1, "step": 0.04}, "0.09"),
+        ({"low": 0.1, "high": 0.7, "step": 0.1}, "0.7"),
+        ({"low": 1, "high": 6, "step": 2, "integer": True}, "5"),
+    ],
+)
+def test_a_range_that_its_step_does_not_divide(space: dict[str, Any], last: str) -> None:
+    """It ends at its last point, for Optuna, too, which would warn at every trial."""
+    options = SearchOptions.model_validate(space)
+    (found,) = trials.distributions({LR: options}).values()
+    assert options.ends()[-1] == last and float(last) == found.high  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        (
+            {"mixing.gamma.values.3": [0.1, 0.2], "mixing.gamma": [{"values": [1, 1, 1, 0]}]},
+            "mixing.gamma: mixing.gamma",
+        ),
+        ({"lr": {"a": {LR: 0.1}, "b": {LR: 0.2}}, LR: [0.3]}, f"{LR}: {LR} is in `search.lr`"),
+        ({LR: [0.3], "lr": {"a": {EVERY: 1}, "b": {LR: 0.2}}}, f"lr: {LR} is in `search.{LR}`"),
+        ({"train": [{"epochs": 3}]}, "train: train.epochs is in `set`"),
+        ({"train": {"a": {"train": {"epochs": 3}}}}, "train: train.epochs is in `set`"),
+    ],
+)
+def test_a_field_that_undoes_another_is_refused(search: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Its trials would differ in name only."""
+    spaces = {key: {"variants" if isinstance(each, dict) else "values": each} for key, each in search.items()}
+    with pytest.raises(SweepError, match=re.escape(f"search.{says}")):
+        load_sweep(write_sweep(tmp_path, search=spaces))
+
+
+def test_a_field_may_refine_another_and_a_variant_what_is_set(tmp_path: Path) -> None:
+    gamma = {"mixing.gamma.values": {"values": [[1, 1, 1, 0]]}, "mixing.gamma.values.3": {"values": [0.1, 0.2]}}
+    epochs = {"length": {"variants": {"short": {}, "long": {"train.epochs": 7}}}}
+    sweep = load_sweep(write_sweep(tmp_path, search={**gamma, **epochs}))
+    recipes = [sweep.recipe(sweep.choice(number)) for number in range(4)]
+    assert [(recipe.mixing.gamma.values[3], recipe.train.epochs) for recipe in recipes] == [
+        (0.1, 2), (0.1, 7), (0.2, 2), (0.2, 7)
+    ]  # fmt: skip
 
 
 def test_long_lists_and_long_ranges(tmp_path: Path) -> None:
@@ -207,6 +269,11 @@ def test_a_bad_sweep_costs_one_line_and_nothing_runs(
         (["sweep", "tiny.yaml", "--storage", "mysql://host/x"], "'mysql' is no database that sweeps can use"),
         (["sweep", "tiny.yaml", "--storage", "sqlite://"], "a database in memory"),
         (["sweep", "tiny.yaml", "--storage", "postgresql://me:secret@127.0.0.1:1/x"], "does not answer as it should"),
+        (
+            ["sweep", "tiny.yaml", "--storage", "postgresql://127.0.0.1:1/x?user=me&password=secret"],
+            "127.0.0.1:1/x does",
+        ),
+        (["sweep", "tiny.yaml", "--storage", "postgresql://me:my@secret@127.0.0.1:1/x"], "must be written as %40"),
         (["sweep", "tiny.yaml", "--show"], "there is no sweep in"),
     ],
 )

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from distributed_helpers import environment, free_port
 
+import generalist
 from generalist.core.run import RunDirectory
+from generalist.recipe import load_recipe, to_yaml
 from generalist.training import checkpoint as checkpoints
 
 SMALL = [
@@ -40,13 +43,14 @@ def torchrun(args: Sequence[str], *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ranks(args: Sequence[str]) -> list[subprocess.Popen[str]]:
-    """The two processes of a job without a launcher that would end them."""
+def ranks(args: Sequence[str], *, folders: Sequence[Path | None] = (None, None)) -> list[subprocess.Popen[str]]:
+    """The two processes of a job without a launcher that would end them, each in its folder."""
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "generalist", *args],
             env=environment(RANK=str(rank), **job),
+            cwd=folders[rank],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -131,6 +135,37 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nodes_with_different_files(tmp_path: Path) -> None:
+    """Of weights to start from, rank 0's are taken; another recipe or other images are refused."""
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    pixels = np.arange(600 * 64, dtype=np.uint8).reshape(600, 8, 8)
+    changes = ["train.epochs=1", "train.parallel.layout=data"]
+    for seed, node in enumerate(nodes):
+        node.mkdir()
+        (node / "mine.yaml").write_text(to_yaml(load_recipe("digits-d", overrides=[f"train.seed={seed}"])))
+        np.savez(node / "images.npz", pixels ^ seed, np.arange(600) % 3)
+        (node / "pictures.py").write_text(
+            "import numpy as np, torch\n"
+            "pixels, labels = np.load('images.npz').values()\n"
+            "everything = torch.utils.data.TensorDataset(torch.tensor(pixels[:, None] / 255.0), torch.tensor(labels))\n"
+        )
+        generalist.train("digits-d", overrides=[*SMALL, *changes, f"train.seed={seed}"], out=node / "source")
+    for out, folders in (("alike", nodes[:1] * 2), ("apart", nodes)):
+        told = _ended(ranks([*arguments(tmp_path / out, *changes), "--from", "source"], folders=folders))
+        assert told == "", told
+    assert_equal_runs(tmp_path / "alike", tmp_path / "apart")
+    images = arguments(tmp_path / "images", *changes, "data.name=pictures:everything", "validation.images=60")
+    recipe = ["train", "mine.yaml", *arguments(tmp_path / "recipe", *changes)[2:]]
+    for args, words in ((images, "its images"), (recipe, "the recipe's train")):
+        told = _ended(ranks([*args, "--trust-code"], folders=nodes))
+        assert re.fullmatch(rf"error: rank \d: rank 1 differs from rank 0 in {words}: .*", told.strip())
+
+
+def _ended(both: Sequence[subprocess.Popen[str]]) -> str:
+    return "".join(process.communicate(timeout=120)[1] for process in both)
+
+
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_job_within_the_timeout(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = ranks(arguments(run, "train.parallel.timeout=15", "train.epochs=500"))
@@ -198,6 +233,24 @@ def test_two_nodes(tmp_path: Path) -> None:
     )
     assert alone.returncode == 0
     assert_same_losses(tmp_path / "run", tmp_path / "alone")
+
+
+def test_the_script_for_slurm(tmp_path: Path) -> None:
+    """With many nodes, whose list is longer than a pipe holds; srun gets its cores, and the job a port of its own."""
+    programs = {"scontrol": 'printf "node%d\\n" {1..40000}', "srun": 'echo "$SRUN_CPUS_PER_TASK" "$@"'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = Path(__file__).parents[1] / "examples" / "train.slurm"
+    slurm = {"JOB_NODELIST": "many", "JOB_ID": "71234", "JOB_NUM_NODES": "40000", "GPUS_ON_NODE": "8"}
+    job = {f"SLURM_{name}": value for name, value in {**slurm, "CPUS_PER_TASK": "32"}.items()}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", str(script), "digits-d", "runs/a b"]
+    done = subprocess.run(command, env=environment(PATH=path, **job), capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "32 torchrun --nnodes=40000 --nproc-per-node=8 --max-restarts=3 --rdzv-backend=c10d "
+        "--rdzv-endpoint=node1:21234 --rdzv-id=71234 -m generalist train digits-d --out runs/a b\n"
+    )
 
 
 @pytest.mark.gpu

@@ -28,7 +28,7 @@ from generalist.evaluation.out_of_distribution import measure_shift, parse_shift
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
-from generalist.stages import shared_directory, train_runs
+from generalist.stages import check_ranks, shared_directory, train_runs
 from generalist.tracking import Tracker, make_trackers
 from generalist.training.artefacts import load_weights
 from generalist.training.environment import choose_device
@@ -71,12 +71,14 @@ def train(
         out = out or recipe
         recipe = RunDirectory(Path(recipe)).recipe
     whole = load_recipe(recipe, overrides=changes, trust_code=trust_code)
+    source = str(_path_of(start)) if start is not None else None
     with distributed.start(choose_device(device), timeout=whole.train.parallel.timeout) as group:
+        check_ranks(whole, source, group)
         run, resume = shared_directory(whole, out, resume=resume, group=group, trust_code=trust_code)
         train_runs(
             whole,
             run,
-            start=str(_path_of(start)) if start is not None else None,
+            start=source,
             resume=resume,
             device=group.device,
             data=data,

@@ -137,8 +137,8 @@ def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
     with distributed.start(choose_device(arguments["device"]), timeout=SLOWEST) as group:
         own = {"shards": f"{group.rank + 1}/{group.world}", "device": str(group.device)}
         found = _run_alone(subject, {**arguments, **own}, quiet=quiet)
-        group.barrier()
-        folder = Path(found["directory"])
+        folder = Path(found["directory"])  # its name is a fingerprint of all that was evaluated
+        group.check_alike({"the weights, images or attacks": folder.name})
         summary: dict[str, Any] = group.from_first(merge_shards(folder) if group.first else None)
     return summary
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from generalist._version import __version__
 from generalist.core import distributed
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RecipeError, RunError
@@ -47,19 +48,25 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust
     return run
 
 
+def check_ranks(recipe: Recipe, start: str | None, group: Group) -> None:
+    """Refuse a job whose processes were not all given the same: an older file on one node is enough."""
+    fields = {f"the recipe's {name}": value for name, value in _plain(recipe).items() if name not in ("name", "source")}
+    versions = {"the version of generalist": __version__, "the version of PyTorch": str(torch.__version__)}
+    group.check_alike({**versions, "--from": start, **fields})
+
+
 def shared_directory(
     recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group, trust_code: bool = False
 ) -> tuple[RunDirectory, bool]:
     """(where the run of all ranks goes, whether it is resumed), as rank 0 finds it.
 
-    A job that torchrun has started anew, after a rank was lost, goes on by itself.
+    A job that torchrun may start anew, after a rank was lost, begins its run or goes on with it, whichever it can.
     """
     if out is None and distributed.restartable():
         raise RunError("torchrun may start this job anew: name the run with --out RUN, where it then goes on")
-    again = max(group.gather_objects(distributed.restarts())) > 0
     found = None
     if group.first:
-        resume = resume or (again and out is not None and RunDirectory(Path(out)).exists())
+        resume = resume or (distributed.restartable() and RunDirectory(Path(out or "")).exists())
         found = run_directory(recipe, out, resume=resume, trust_code=trust_code), resume
     shared: tuple[RunDirectory, bool] = group.from_first(found)
     return shared
@@ -258,6 +265,7 @@ def _build(
             locate=plan.locate,
             group=group,
         )
+        _check_images(splits, trainer)
         started = group.from_first(checkpoints.exist(plan.directory))
         if not started:  # whoever has a checkpoint needs its sources no more
             for text in plan.sources():
@@ -266,6 +274,14 @@ def _build(
             if plan.source is not None and not plan.waits:
                 trainer.start_from(plan.source_files())
     return _Built(splits, trainer)
+
+
+def _check_images(splits: Splits, trainer: Trainer) -> None:
+    """Refuse a job whose nodes have different copies of what is trained and validated on."""
+    if trainer.group.world > 1:
+        tested = splits.test if trainer.job.validation.split == "test" else None
+        checksums = [trainer.data, trainer.extra, tested.checksum() if tested is not None else None]
+        trainer.group.check_alike({"its images": checksums})
 
 
 def _train_stage(
@@ -293,10 +309,14 @@ def _train_stage(
             write_text(run.recipe, to_yaml(whole))
         if resumed:
             trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
-        elif plan.source is not None:
+        else:
             if plan.waits:
                 trainer.start_from(plan.source_files())
-            trainer.checkpoint()  # from here on, whoever resumes needs the source no more
+            # Weights that another node has drawn or read may differ, if only in their rounding: rank 0's are taken.
+            trainer.parallel.as_first(trainer.live_tensors().values())
+            trainer.global_learner.restored()
+            if plan.source is not None:
+                trainer.checkpoint()  # from here on, whoever resumes needs the source no more
         with tracking.following(recipe, trainer):
             trainer.run(request)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -84,6 +84,17 @@ class Group:
             dist.all_gather_object(found, value)
         return found
 
+    def check_alike(self, facts: Mapping[str, Any]) -> None:
+        """Refuse ranks that do not have the same as rank 0: they would go on together, and compute nonsense."""
+        first, *others = self.gather_objects(dict(facts))
+        for rank, other in enumerate(others, 1):
+            for name in {**first, **other}:
+                if other.get(name) != first.get(name):
+                    raise GeneralistError(
+                        f"rank {rank} differs from rank 0 in {name}: give all ranks the same command, the same files "
+                        "and the same versions"
+                    )
+
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         if self.world == 1:
@@ -112,13 +123,8 @@ def launched() -> tuple[int, int]:
     return (_variable("RANK", 0), _variable("WORLD_SIZE", 1)) if "WORLD_SIZE" in os.environ else (0, 1)
 
 
-def restarts() -> int:
-    """How often torchrun has started this job's processes anew."""
-    return _variable("TORCHELASTIC_RESTART_COUNT", 0)
-
-
 def restartable() -> bool:
-    """Whether torchrun would start them anew."""
+    """Whether torchrun would start this job's processes anew."""
     return _variable("TORCHELASTIC_MAX_RESTARTS", 0) > 0
 
 
@@ -167,6 +173,10 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     if world == 1:
         yield Group(device=device)
         return
+    if failed():  # its ranks are out of step, and may still wait for this one
+        raise GeneralistError(
+            "an earlier call in this process has lost the other ranks: end it, and start the job anew"
+        )
     if dist.is_initialized():  # by the caller, who also ends it
         if "cpu:" not in dist.get_backend_config():
             raise GeneralistError(
@@ -283,8 +293,12 @@ def _decide_who_tells(group: Group, error: BaseException) -> None:
     """The first rank that failed by itself; where none says so, one of those that lost it, naming it."""
     assert group.store is not None, "only a group that `start` has made is ended by it"
     try:
-        lost = _missing(group) if isinstance(error, LostRankError) else []
+        lost = _missing(group, "here", unless=_CAUSE) if isinstance(error, LostRankError) else []
         _telling.teller = group.store.compare_set(_CAUSE, "", str(group.rank)) == str(group.rank).encode()
+        if group.first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            _missing(group, "left")  # the store is this process's own: the others must have read it
+        else:
+            group.store.set(f"left/{group.rank}", "")
     except RuntimeError:  # the store is gone with the process that held it: nobody else can be asked
         _telling.teller, lost = True, []
     if isinstance(error, LostRankError):
@@ -297,16 +311,16 @@ def _decide_who_tells(group: Group, error: BaseException) -> None:
         _telling.label = f"rank {group.rank}: "
 
 
-def _missing(group: Group) -> list[int]:
-    """Ranks that neither failed by themselves nor noticed that another one did. None where somebody has told."""
+def _missing(group: Group, sign: str, *, unless: str | None = None) -> list[int]:
+    """Give a sign, and wait for those of all ranks: which have given none. No rank, where somebody sets `unless`."""
     store = group.store
     assert store is not None
-    store.set(f"here/{group.rank}", "")
+    store.set(f"{sign}/{group.rank}", "")
     end = time.monotonic() + GRACE
     missing = list(range(group.world))
     while missing and time.monotonic() < end:
-        if store.check([_CAUSE]):
+        if unless is not None and store.check([unless]):
             return []
-        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+        missing = [rank for rank in missing if not store.check([f"{sign}/{rank}"])]
         time.sleep(0.05)
     return missing

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from generalist.core.errors import DataError, RunError
 
@@ -37,6 +37,20 @@ def clear_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; mend that first") from error
+
+
+def try_lock(stream: IO[Any], path: Path) -> bool:
+    """Take the lock of an open file, which ends with the process that holds it; whether nobody else had it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be locked ({error.strerror}): its file system could not keep two processes apart; "
+            "choose another --out"
+        ) from error
+    return True
 
 
 def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from generalist.core.errors import RunError
-from generalist.core.files import clear_write_errors
+from generalist.core.files import clear_write_errors, try_lock
 
 GLOBAL = "global"
 """The global learner's name, where learners have theirs."""
@@ -98,10 +97,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             stream = lock.open("w")
         with stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another process") from None
+            if not try_lock(stream, self.path):
+                raise RunError(f"{self.path} is in use by another process")
             yield
 
 

@@ -7,7 +7,6 @@ that was cut off is dropped.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from generalist.core.errors import RunError
-from generalist.core.files import clear_write_errors
+from generalist.core.files import clear_write_errors, try_lock
 from generalist.core.options import Options, first_problem
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.plan import Column, Precision, step_key
@@ -196,10 +195,8 @@ def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, res
         folder.mkdir(parents=True, exist_ok=True)
         stream = path.open("ab")
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{path} is in use by another process") from None
+        if not try_lock(stream, path):
+            raise RunError(f"{path} is in use by another process")
         before = read_header(path)
         if before is None:
             stream.truncate(0)

@@ -93,13 +93,24 @@ class SearchOptions(Options):
         assert self.low is not None and self.high is not None, "only a range has steps"
         return math.floor((self.high - self.low) / step + 1e-9) + 1
 
+    def last(self) -> float:
+        """The highest number of the range: `high`, or the last step below it."""
+        assert self.low is not None and self.high is not None, "only a range has one"
+        return self.high if self.step is None else round(self.low + (self.points(self.step) - 1) * self.step, 12)
+
     def ends(self) -> list[str]:
         """Texts whose recipes are checked before anything runs: every choice, or both ends of the range."""
         found = self.choices()
         if found is not None and (self.low is None or len(found) <= 1000):
             return found
         assert self.low is not None and self.high is not None, "only a range is too long to list"
-        return [as_text(int(end) if self.integer else end) for end in (self.low, self.high)]
+        return [as_text(int(end) if self.integer else end) for end in (self.low, self.last())]
+
+    def fields(self, key: str) -> list[str]:
+        """The fields of a recipe that it changes."""
+        return (
+            [key] if self.variants is None else sorted({field for fields in self.variants.values() for field in fields})
+        )
 
     def changes(self, key: str, text: str) -> list[str]:
         """The overrides of a recipe that a choice means."""
@@ -191,9 +202,7 @@ class SweepOptions(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, space in self.search.items():
-            if space.variants is None and key in self.set:
-                raise ValueError(f"search.{key}: the field is in `set`, too; leave it out of one")
+        self._check_overlaps()
         for text in self.measures.values():
             _checked(text)
         for value in self.set.values():
@@ -201,6 +210,18 @@ class SweepOptions(Options):
         self._check_method()
         self._check_pruning()
         return self
+
+    def _check_overlaps(self) -> None:
+        """Refuse a field that undoes what an earlier one says: trials would differ in name only. Variants may change
+        what `set` says."""
+        earlier = dict.fromkeys(self.set, "set")
+        for key, space in self.search.items():
+            for field in space.fields(key):
+                for other, where in earlier.items():
+                    changed = where == "set" and space.variants is not None and field == other
+                    if f"{other}.".startswith(f"{field}.") and not changed:
+                        raise ValueError(f"search.{key}: {other} is in `{where}`, too; leave it out of one")
+            earlier |= dict.fromkeys(space.fields(key), f"search.{key}")
 
     def _check_method(self) -> None:
         if self.method != "grid":

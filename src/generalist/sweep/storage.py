@@ -52,10 +52,11 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The URL without its password."""
+        """The URL without its password, which may be among its options, too."""
         import sqlalchemy
 
-        return str(sqlalchemy.make_url(self.url).render_as_string(hide_password=True))
+        url = sqlalchemy.make_url(self.url)
+        return str(url.difference_update_query(url.query).render_as_string(hide_password=True))
 
     @property
     def file(self) -> Path | None:
@@ -83,6 +84,8 @@ def choose_place(storage: str | None, folder: Path) -> Place:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in {"sqlite", "postgresql+psycopg"}:
         raise SweepError(f"--storage: {url.drivername!r} is no database that sweeps can use; {remedy}")
+    if "@" in (url.host or ""):  # else half of the password would be taken for a part of the host, and shown
+        raise SweepError("--storage: an @ in a password must be written as %40 (or keep the password in ~/.pgpass)")
     if url.drivername == "sqlite" and url.database in {None, "", ":memory:"}:
         raise SweepError("--storage: a database in memory would end with this process; name a file, sqlite:///FILE")
     return Place(url.render_as_string(hide_password=False), folder)

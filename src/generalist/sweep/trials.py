@@ -7,7 +7,6 @@ trial is what its latest attempt says. All changes here are made under the sweep
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from generalist.core.files import clear_write_errors
+from generalist.core.files import clear_write_errors, try_lock
 from generalist.core.random import host_seed
 from generalist.sweep.definition import Sweep
 from generalist.sweep.options import SearchOptions
@@ -196,9 +195,9 @@ def distributions(search: Mapping[str, SearchOptions]) -> dict[str, BaseDistribu
             found[key] = kinds.CategoricalDistribution(space.choices())
         elif space.integer:
             step = 1 if space.step is None else int(space.step)
-            found[key] = kinds.IntDistribution(int(space.low or 0), int(space.high or 0), log=space.log, step=step)
+            found[key] = kinds.IntDistribution(int(space.low or 0), int(space.last()), log=space.log, step=step)
         else:
-            found[key] = kinds.FloatDistribution(space.low, space.high, log=space.log, step=space.step)
+            found[key] = kinds.FloatDistribution(space.low, space.last(), log=space.log, step=space.step)
     return found
 
 
@@ -281,12 +280,10 @@ def take_lock(folder: Path, number: int) -> IO[str] | None:
 
 def _locked(path: Path) -> IO[str] | None:
     stream = path.open("a")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.close()
-        return None
-    return stream
+    if try_lock(stream, path):
+        return stream
+    stream.close()
+    return None
 
 
 def _held(shared: Shared, number: int) -> bool:

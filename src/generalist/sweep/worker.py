@@ -109,9 +109,7 @@ class Worker:
         try:
             self._train(claimed)
         except (DivergedError, RecipeError, torch.OutOfMemoryError) as error:
-            self.say(f"trial {claimed.number} failed: {error}")
-            with self._telling():
-                trials.fail(self.shared, claimed, str(error))
+            self._fail(claimed, str(error))
         except _PrunedError as ending:
             self.say(f"trial {claimed.number}: {ending}")
             with self._telling():
@@ -125,6 +123,11 @@ class Worker:
                 text = f"stopped in trial {claimed.number}, whose checkpoint is kept: start the sweep again to go on"
                 raise InterruptedRunError(text, error.exit_code - 128) from error
             raise
+
+    def _fail(self, claimed: Claim, reason: str) -> None:
+        self.say(f"trial {claimed.number} failed: {reason}")
+        with self._telling():
+            trials.fail(self.shared, claimed, reason)
 
     def _train(self, claimed: Claim) -> None:
         sweep, folder = self.shared.sweep, trial_folder(self.shared.place.folder, claimed.number)
@@ -141,10 +144,10 @@ class Worker:
             )
         found = final_measurements(run, recipe, epoch=sweep.options.epoch, trust_code=sweep.trust_code)
         values = [expression.value(found) for expression in sweep.objectives]
-        if not all(math.isfinite(value) for value in values):
-            with self._telling():
-                trials.fail(self.shared, claimed, "an objective is not finite")
-            return
+        for expression, value in zip(sweep.objectives, values, strict=True):
+            if not math.isfinite(value):
+                self._fail(claimed, f"the objective {expression.text} is not finite")
+                return
         measures = {name: expression.value(found) for name, expression in sweep.measures.items()}
         finite = {name: value for name, value in measures.items() if math.isfinite(value)}
         with self._telling():

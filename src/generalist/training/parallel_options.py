@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from generalist.core.errors import RecipeError
-from generalist.core.options import Options, Positive
+from generalist.core.options import Number, Options
 
 
 class ParallelOptions(Options):
@@ -29,7 +29,7 @@ class ParallelOptions(Options):
     depend on the number of ranks, at the price of a short message a layer and pass. False: by those of the rank's
     own part, and the running statistics are the mean over ranks."""
 
-    timeout: Positive = 600.0
+    timeout: Number = Field(default=600.0, ge=1, le=1_000_000)
     """Seconds that a rank waits for the others before the job ends. Longer than the slowest validation and checkpoint
     of one rank."""
 
@@ -37,10 +37,10 @@ class ParallelOptions(Options):
 def mesh_shape(options: ParallelOptions, costs: Sequence[float], world: int) -> tuple[int, int]:
     """(groups of learners, ranks a group) for learners of these `costs`."""
     count = len(costs)
-    if options.mesh is not None:
-        return _checked_mesh(options.mesh, count, world)
     if world == 1:
         return 1, 1
+    if options.mesh is not None:
+        return _checked_mesh(options.mesh, count, world)
     fitting = [groups for groups in range(1, min(count, world) + 1) if world % groups == 0]
     if options.layout == "data":
         return 1, world
@@ -67,8 +67,7 @@ def _checked_mesh(mesh: Sequence[int], count: int, world: int) -> tuple[int, int
     if min(mesh) < 1 or groups * ranks != world:
         raise RecipeError(
             "train.parallel.mesh",
-            f"{groups} x {ranks} does not fit {world} process{'es' if world > 1 else ''}; start as many with torchrun, "
-            "or leave it out",
+            f"{groups} x {ranks} does not fit {world} processes; start as many with torchrun, or set it to null",
         )
     if groups > count:
         raise RecipeError("train.parallel.mesh", f"{groups} groups are more than there are learners ({count})")
