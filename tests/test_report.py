@@ -23,8 +23,8 @@ from generalist.dial.curves import grid
 from generalist.evaluation.accuracy import Accuracy
 from generalist.recipe import shipped_text
 from generalist.report import write_report
-from generalist.report.choices import ranked
-from generalist.report.runs import collect, unique_names
+from generalist.compare import ranked, run_names
+from generalist.report.runs import collect
 from generalist.report.samples import disagreements, recorded
 from generalist.report.section_setup import _edge, _flat
 
@@ -59,8 +59,8 @@ def bare_run(path: Path, recipe: str = "digits-d", **accuracy: tuple[int, int]) 
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
-    assert unique_names([Path("/a/run"), Path("/b/run")]) == ["a/run", "b/run"]
-    assert unique_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
+    assert run_names([Path("/a/run"), Path("/b/run")]) == ["a/run", "b/run"]
+    assert run_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
 
 
 def test_columns_go_by_norm_with_autoattack_last() -> None:

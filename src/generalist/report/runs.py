@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of
+from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of, run_names
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
@@ -203,25 +203,11 @@ def collect(paths: Sequence[Path], *, trust_code: bool = False) -> Collection:
         raise GeneralistError("name at least one run to report on")
     if len(paths) > MOST_RUNS:
         raise GeneralistError(f"a page holds at most {MOST_RUNS} runs, not {len(paths)}")
-    resolved = [path.resolve() for path in paths]
-    if len(set(resolved)) < len(paths):
-        twice = next(path for i, path in enumerate(paths) if resolved[i] in resolved[:i])
-        raise GeneralistError(f"{twice} is named twice: name each run once")
-    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, unique_names(resolved), strict=True)]
+    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, run_names(paths), strict=True)]
     networks: list[Network] = []
     for run in runs:
         networks += _networks(run, first=len(networks), trust_code=trust_code)
     return Collection(runs, networks)
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many more as tell it from the others."""
-    depth = 1
-    while True:
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names) or all(depth >= len(path.parts) for path in paths):
-            return names
-        depth += 1
 
 
 def _run(path: Path, name: str, *, trust_code: bool) -> Run:

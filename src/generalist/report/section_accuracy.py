@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from generalist.compare import Comparison, Row, published
+from generalist.compare import Row, published, ranked, side_by_side
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import ranked
 from generalist.report.drawing import heat_ink, heat_role
 from generalist.report.html import Html, folded, short, table, tag
 from generalist.report.plots import dots, heat_map
@@ -29,16 +29,14 @@ def attacks_section(found: Collection) -> Section:
     if not found.networks:
         section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
         return section
-    named = {id(network.row): network.name for network in found.networks}
-    ours = [network.row for network in found.networks]
-    rows = [*ours, *published(ours)]
-    columns = ranked(column for row in ours for column in row.cells)[:MOST_COLUMNS]
-    comparison = Comparison(rows, columns)
+    ours = [replace(network.row, name=network.name) for network in found.networks]
+    comparison = side_by_side([*ours, *published(ours)])
+    rows, columns = comparison.rows, comparison.columns[:MOST_COLUMNS]
     marks = comparison.marks()
     beside = len(rows) > len(ours)  # the papers' rows: only then is it a question whose a figure is
     body = [
         [
-            short(named.get(id(row), row.name), 80),
+            short(row.name, 80),
             *([row.source] if beside else []),
             short(row.method, 60),
             *(_figure(row, column, marks.get((number, column))) for column in columns),

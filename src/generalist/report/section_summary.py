@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from generalist.compare import UNION_MEAN, UNION_WORST, Cell
+from generalist.compare import AUTOATTACK, UNION_MEAN, UNION_WORST, Cell
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import AUTOATTACK, strongest, threats_of
+from generalist.report.choices import strongest, threats_of
 from generalist.report.drawing import Drawing, series_mark, series_role
 from generalist.report.html import Html, short, tag
 from generalist.report.plots import interval

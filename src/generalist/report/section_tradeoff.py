@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generalist.compare import Row, paper_rows
+from generalist.compare import Row, paper_rows, ranked
 from generalist.dial import Curve, Measured, Point
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import Choice, choose, ranked
+from generalist.report.choices import Choice, choose
 from generalist.report.html import Html, short, table, tag
 from generalist.report.planes import Spot, Way, plane
 from generalist.report.plots import Corner, simplex
