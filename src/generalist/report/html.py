@@ -94,7 +94,7 @@ def table(
         body.append(tag("tr", cells, data_method=methods[number] if methods else None))
     inner = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption)),
         tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_=f"{classes} sortable".strip() if sortable else classes or None,
