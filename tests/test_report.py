@@ -15,15 +15,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_helpers import run_main
-from report_helpers import HOSTILE, THREATS, Page, assert_harmless, edit_json, evaluation_of, hostile_copy, small_runs
+from report_helpers import (
+    HOSTILE,
+    THREATS,
+    Page,
+    assert_harmless,
+    bare_run,
+    edit_json,
+    evaluation_of,
+    hostile_copy,
+    small_runs,
+)
 
+from generalist.compare import ranked, run_names
 from generalist.core import random
 from generalist.core.errors import GeneralistError, RunError
 from generalist.dial.curves import grid
 from generalist.evaluation.accuracy import Accuracy
-from generalist.recipe import shipped_text
 from generalist.report import write_report
-from generalist.compare import ranked, run_names
 from generalist.report.runs import collect
 from generalist.report.samples import disagreements, recorded
 from generalist.report.section_setup import _edge, _flat
@@ -41,18 +50,6 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
     out = tmp_path_factory.mktemp("page") / "report.html"
     write_report(runs, out, device="cpu")
     return Page(out.read_text())
-
-
-def bare_run(path: Path, recipe: str = "digits-d", **accuracy: tuple[int, int]) -> Path:
-    """A run that is a recipe and, where figures are given, a summary with them and nothing else."""
-    path.mkdir(parents=True)
-    (path / "recipe.yaml").write_text(shipped_text(recipe))
-    if accuracy:
-        folder = path / "evaluation" / "one"
-        folder.mkdir(parents=True)
-        figures = {name.replace("__", "/"): Accuracy(*pair).as_json() for name, pair in accuracy.items()}
-        (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": figures}))
-    return path
 
 
 # -- what is read -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from generalist.compare import AUTOATTACK, UNION_MEAN, UNION_WORST, Cell, Row, parts_of, ranked
@@ -40,7 +40,7 @@ def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
     return found
 
 
-def strongest(attacks: dict[str, Cell]) -> tuple[str, Cell]:
+def strongest(attacks: Mapping[str, Cell]) -> tuple[str, Cell]:
     """AutoAttack, or of what else was run the attack that leaves least."""
     if AUTOATTACK in attacks:
         return AUTOATTACK, attacks[AUTOATTACK]
