@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from report_helpers import Page, bare_run, edit_json, evaluation_of, small_run
 
+import generalist
 from generalist import dial
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import Accuracy
@@ -186,3 +188,15 @@ def test_all_attacks_of_a_strip_are_named(two_learners: Path, tmp_path: Path) ->
         assert re.search(r"linf:0\.18, attack-[01], attack-[01]", page_of([two_learners], tmp_path).prose)
     finally:
         path.write_bytes(kept)
+
+
+def test_an_evaluated_mixture_is_shown_as_what_it_is(two_learners: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two_learners, run)
+    file = run / "mix" / "gamma-0.25.safetensors"
+    dial.mix(RunDirectory(run), 0.25, statistics="mixed", device="cpu").save(file)
+    settings: dict[str, Any] = {"threats": ["linf:0.18"], "attacks": ["natural", "pgd-3"], "samples": 60}
+    generalist.evaluate(file, out=run / "evaluation", device="cpu", **settings)
+    prose = page_of([run], tmp_path).prose
+    assert "run (gamma-0.25)" in prose and "images are not shown" not in prose
+    assert f"generalist evaluate {file} --out {run / 'evaluation'} --attacks natural,pgd-3" in prose

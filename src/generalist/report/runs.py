@@ -175,6 +175,12 @@ class Network:
         return self.evaluations[0]
 
     @property
+    def mixture(self) -> Path | None:
+        """The file of a mixture of the dial, where it is one."""
+        path = self.run.path / "mix" / f"{self.row.subject}.safetensors"
+        return path if path.is_file() else None
+
+    @property
     def shift(self) -> Shifted | None:
         """The corruptions of the largest evaluation that has any."""
         return next((found.shift for found in self.evaluations if found.shift is not None), None)

@@ -240,8 +240,9 @@ class _Viewer:
         if network.series not in self.models:
             self.models[network.series] = None
             try:
+                source = (network.mixture, "best") if network.mixture else (network.run.path, network.row.subject)
                 self.models[network.series] = api.load(
-                    network.run.path, which=network.row.subject, device=self.device, trust_code=self.trust_code
+                    source[0], which=source[1], device=self.device, trust_code=self.trust_code
                 )
             except GeneralistError as error:
                 self._note(f"{network.name}: images are not shown: {error}")

@@ -13,7 +13,7 @@ from generalist.report.planes import Spot, Way, plane
 from generalist.report.plots import Corner, simplex
 from generalist.report.printed import file_name
 from generalist.report.runs import Collection, Network, Run
-from generalist.report.section import Section, called, grid, names, note, numbers, percent
+from generalist.report.section import Section, called, evaluating, grid, names, note, numbers, percent
 
 Axis = tuple[str, str, str]
 """The column of a comparison, the name of a dial's accuracy, and the words for both."""
@@ -58,7 +58,7 @@ def _left_out(section: Section, networks: Sequence[Network], chosen: Sequence[Ch
     attacks = ",".join(dict.fromkeys([NATURAL, *(choice.attack for choice in chosen)]))
     threats = ",".join(choice.threat for choice in chosen)
     more = ["--threats", threats, "--attacks", attacks]
-    commands = [called("evaluate", network.run, "--model", network.row.subject, *more) for network in lacking]
+    commands = [evaluating(network, *more) for network in lacking]
     who, what = names([short(network.name, 60) for network in lacking]), " or ".join(c.column for c in chosen)
     section.missing(f"Not in every plane, without {what}: {who}", commands)
 
