@@ -15,7 +15,7 @@ from generalist.core.errors import GeneralistError
 from generalist.core.files import write_text
 from generalist.report.drawing import ROLES, Drawing
 from generalist.report.html import Html, join, short, tag
-from generalist.report.printed import check_formats, write_figures
+from generalist.report.printed import Figures, check_formats, write_figures
 from generalist.report.runs import Collection, collect
 from generalist.report.samples import recorded
 from generalist.report.section import Section, names
@@ -38,6 +38,8 @@ class Written:
     size: int
     """Bytes of the page."""
     figures: Sequence[Path]
+    lacking: str
+    """Characters that are boxes in PDF and PNG."""
     runs: int
     networks: int
 
@@ -70,8 +72,8 @@ def write_report(
     sections = make_sections(found, command, images=images, device=device, trust_code=trust_code)
     text = render(found, sections)
     write_text(page, text)
-    files = write_figures(_named(sections), Path(figures), formats) if figures is not None else []
-    return Written(page, len(text.encode()), files, len(found.runs), len(found.networks))
+    written = write_figures(_named(sections), Path(figures), formats) if figures is not None else Figures([], "")
+    return Written(page, len(text.encode()), written.files, written.lacking, len(found.runs), len(found.networks))
 
 
 def make_sections(
