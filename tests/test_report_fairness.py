@@ -100,6 +100,17 @@ def test_the_second_plane_has_the_threat_of_those_in_the_first(tmp_path: Path) -
     assert f"{robust}, l2:0.7 against {robust}, linf:0.18" in labels
 
 
+def test_a_plane_that_no_network_is_in_is_not_drawn(tmp_path: Path) -> None:
+    one = bare_run(tmp_path / "one", natural=(9, 10), **{"aa__linf:0.18": (3, 10)})
+    two = bare_run(tmp_path / "two", natural=(9, 10), **{"aa__l2:0.7": (3, 10)})
+    titles = [svg.get("aria-label") or "" for svg in page_of([one, two], tmp_path).all("svg")]
+    planes = [title for title in titles if " against " in title]
+    robust = "robust accuracy (%): AutoAttack"
+    assert planes == [f"{robust}, {threat} against natural accuracy (%)" for threat in ("linf:0.18", "l2:0.7")]
+    bare = bare_run(tmp_path / "bare", **{"aa__linf:0.18": (3, 10)})
+    assert "No robust accuracies" in page_of([bare], tmp_path).prose
+
+
 def test_networks_of_several_data_sets_are_told_apart(tmp_path: Path) -> None:
     figures = {"natural": (9, 10), "aa__linf:8/255": (3, 10)}
     digits = bare_run(tmp_path / "digits", **figures)
@@ -200,3 +211,28 @@ def test_an_evaluated_mixture_is_shown_as_what_it_is(two_learners: Path, tmp_pat
     prose = page_of([run], tmp_path).prose
     assert "run (gamma-0.25)" in prose and "images are not shown" not in prose
     assert f"generalist evaluate {file} --out {run / 'evaluation'} --attacks natural,pgd-3" in prose
+
+
+def test_warnings_and_classes_of_a_smaller_evaluation_are_shown_as_well(tmp_path: Path) -> None:
+    """The larger one may be of natural images alone, and the figures under attack are those of the smaller one."""
+    run = bare_run(tmp_path / "run", natural=(900, 1000))
+    summary_of(run, samples=1000, classes={"cat": by_class(natural=9)})
+    small = {"aa/linf:0.1": Accuracy(30, 100).as_json()}
+    folder = run / "evaluation" / "small"
+    folder.mkdir()
+    more = {"samples": 100, "warnings": ["it may mask its gradients"], "notes": ["a short search"]}
+    classes = {"cat": by_class(natural=8, linf_01=3)}
+    (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": small, "classes": classes, **more}))
+    page = page_of([run], tmp_path)
+    assert "run: it may mask its gradients" in page.prose and "a short search" in page.prose
+    assert "90.0" in page.prose and "Under attack, linf:01" in page.prose
+
+
+def test_networks_without_a_common_threat_are_told(two_learners: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("one", "two")]
+    for run, threat in zip(runs, ("linf:0.1", "l2:0.5"), strict=True):
+        shutil.copytree(two_learners, run)
+        shutil.rmtree(run / "evaluation")
+        settings: dict[str, Any] = {"threats": [threat], "attacks": ["natural", "pgd-3"], "samples": 20}
+        generalist.evaluate(run, out=run / "evaluation", device="cpu", **settings)
+    assert "there is no threat in which all of them were attacked" in page_of(runs, tmp_path).prose

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -173,6 +173,10 @@ class Network:
     @property
     def main(self) -> Evaluated:
         return self.evaluations[0]
+
+    def said(self, what: Literal["warnings", "notes"]) -> list[str]:
+        """What any of its evaluations warned of or noted, once: figures on the page may be of each of them."""
+        return list(dict.fromkeys(text for found in self.evaluations for text in getattr(found.summary, what)))
 
     @property
     def mixture(self) -> Path | None:

@@ -104,6 +104,8 @@ def disagreements(records: Sequence[Recorded], *, most: int, device: str, trust_
         chosen = _by_turns(found, most)
         cases += [case for pair in chosen if (case := viewer.case(kind, group[pair[0]], group[pair[1]], pair[2]))]
     notes = list(viewer.notes)
+    if len(kinds) == 1 and any(entry.threats for entry in group):
+        notes.append("under attack they are not compared: there is no threat in which all of them were attacked")
     if len(group) < len(records):
         left = [entry.network.name for entry in records if entry not in group]
         notes.append(f"evaluated on other images, and left out here: {', '.join(left)}")

@@ -52,7 +52,7 @@ def attacks_section(found: Collection) -> Section:
     section.add(table(heads, body, caption=caption, sortable=True, methods=methods, classes=named_columns))
     if notes := comparison.footnotes():
         section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
-    said = {text: None for network in found.networks for text in network.main.summary.notes}
+    said = {text: None for network in found.networks for text in network.said("notes")}
     section.parts += [note(short(text)) for text in list(said)[:5]]
     return section
 
@@ -81,7 +81,7 @@ ByClass = dict[str, dict[str, Measured]]
 
 def classes_section(found: Collection) -> Section:
     section = Section("classes", "By class", "Classes")
-    networks = [network for network in found.networks if network.main.summary.classes]
+    networks = [network for network in found.networks if any(e.summary.classes for e in network.evaluations)]
     if not networks:
         section.missing("No accuracies by class", [called("evaluate", run) for run in found.runs])
         return section
@@ -91,7 +91,7 @@ def classes_section(found: Collection) -> Section:
             section.add(tag("h3", short(data, 80)))
         members = [network for network in networks if network.row.dataset == data]
         _classes_of(section, members, [data] if len(sets) > 1 else [])
-    measured = [m for n in networks for kinds in n.main.summary.classes.values() for m in kinds.values()]
+    measured = [m for n in networks for kinds in _accuracies(n, UNION).values() for m in kinds.values()]
     fewest = min(m.total for m in measured)
     widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
     text = (
@@ -116,18 +116,26 @@ def _classes_of(section: Section, networks: Sequence[Network], prefix: Sequence[
 
 
 def _union(network: Network) -> str:
-    """What a network's union is called where others are over other threats; empty where it has less than two."""
-    threats = ranked(network.main.summary.worst_case)
-    return f"{UNION} of {', '.join(threats)}" if len(threats) > 1 else ""
+    """What a network's union is called where others are over other threats; empty where it has none of two or more."""
+    threats = next((w for e in network.evaluations if len(w := e.summary.worst_case) > 1), {})
+    return f"{UNION} of {', '.join(ranked(threats))}" if threats else ""
 
 
 def _accuracies(network: Network, union: str) -> ByClass:
-    """With the union under this name; of one threat it is that threat, and of none the natural accuracy."""
-    known = bool(_union(network))
-    return {
-        name: {union if kind == UNION else kind: m for kind, m in kinds.items() if kind != UNION or known}
-        for name, kinds in network.main.summary.classes.items()
-    }
+    """Each accuracy of the largest evaluation that has it, the union under this name.
+
+    Of one threat the union is that threat, and of none the natural accuracy: such ones are left out.
+    """
+    found: ByClass = {}
+    for summary in (entry.summary for entry in network.evaluations):
+        for name, kinds in summary.classes.items():
+            own = found.setdefault(name, {})
+            for kind, measured in kinds.items():
+                if kind != UNION:
+                    own.setdefault(kind, measured)
+                elif len(summary.worst_case) > 1:
+                    own.setdefault(union, measured)
+    return found
 
 
 def _hardest(by_class: Sequence[ByClass], every: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ def summary_section(found: Collection) -> Section:
         )
     warned: dict[str, list[str]] = {}
     for network in found.networks:
-        for text in network.main.summary.warnings:
+        for text in network.said("warnings"):
             warned.setdefault(text, []).append(short(network.name, 60))
     if warned:
         entries = [

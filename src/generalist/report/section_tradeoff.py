@@ -22,14 +22,7 @@ Axis = tuple[str, str, str]
 def tradeoff_section(found: Collection) -> Section:
     section = Section("tradeoff", "Trade-off")
     linf, l2 = _choices(found.networks)
-    natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
-    pairs: list[tuple[str, Axis, Axis]] = []
-    if linf:
-        pairs.append(("natural-linf", natural, _axis(linf)))
-    if linf and l2:
-        pairs.append(("linf-l2", _axis(linf), _axis(l2)))
-    elif l2:
-        pairs.append(("natural-l2", natural, _axis(l2)))
+    pairs = _pairs(found.networks, linf, l2)
     papers = _papers(found.networks)
     if pairs:
         section.add(_filter(found, papers))
@@ -48,6 +41,19 @@ def _choices(networks: Sequence[Network]) -> tuple[Choice | None, Choice | None]
     linf = choose(networks, "linf")
     both = [network for network in networks if linf and linf.column in network.row.cells]
     return linf, choose(both, "l2") or choose(networks, "l2")
+
+
+def _pairs(networks: Sequence[Network], linf: Choice | None, l2: Choice | None) -> list[tuple[str, Axis, Axis]]:
+    """Natural against linf, linf against l2; natural against l2 where no network has both. None that is empty."""
+    natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
+    wanted: list[tuple[str, Axis, Axis]] = []
+    if linf:
+        wanted.append(("natural-linf", natural, _axis(linf)))
+    if l2 and linf and any({linf.column, l2.column} <= network.row.cells.keys() for network in networks):
+        wanted.append(("linf-l2", _axis(linf), _axis(l2)))
+    elif l2:
+        wanted.append(("natural-l2", natural, _axis(l2)))
+    return [pair for pair in wanted if any({pair[1][0], pair[2][0]} <= n.row.cells.keys() for n in networks)]
 
 
 def _left_out(section: Section, networks: Sequence[Network], chosen: Sequence[Choice]) -> None:
