@@ -107,6 +107,10 @@ def test_a_plane_that_no_network_is_in_is_not_drawn(tmp_path: Path) -> None:
     planes = [title for title in titles if " against " in title]
     robust = "robust accuracy (%): AutoAttack"
     assert planes == [f"{robust}, {threat} against natural accuracy (%)" for threat in ("linf:0.18", "l2:0.7")]
+    l1 = bare_run(tmp_path / "l1", natural=(9, 10), **{"aa__l1:3": (3, 10)})
+    assert f"{robust}, l1:3 against natural accuracy (%)" in [
+        s.get("aria-label") for s in page_of([l1], tmp_path).all("svg")
+    ]
     bare = bare_run(tmp_path / "bare", **{"aa__linf:0.18": (3, 10)})
     assert "No robust accuracies" in page_of([bare], tmp_path).prose
 

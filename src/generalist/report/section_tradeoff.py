@@ -22,13 +22,14 @@ Axis = tuple[str, str, str]
 def tradeoff_section(found: Collection) -> Section:
     section = Section("tradeoff", "Trade-off")
     linf, l2 = _choices(found.networks)
-    pairs = _pairs(found.networks, linf, l2)
+    l1 = choose(found.networks, "l1") if linf is None and l2 is None else None
+    pairs = _pairs(found.networks, linf, l2 or l1)
     papers = _papers(found.networks)
     if pairs:
         section.add(_filter(found, papers))
         section.add(grid(*(_plane(section, key, found, papers, x, y) for key, x, y in pairs)))
         section.add(note("Bars are 95% intervals. Hollow marks at the edge lie outside, at the figures beside them."))
-    chosen = [choice for choice in (linf, l2) if choice]
+    chosen = [choice for choice in (linf, l2, l1) if choice]
     section.parts += [note(choice.note) for choice in chosen if choice.note]
     _left_out(section, found.networks, chosen)
     _several_sets(section, found.networks)
@@ -43,16 +44,18 @@ def _choices(networks: Sequence[Network]) -> tuple[Choice | None, Choice | None]
     return linf, choose(both, "l2") or choose(networks, "l2")
 
 
-def _pairs(networks: Sequence[Network], linf: Choice | None, l2: Choice | None) -> list[tuple[str, Axis, Axis]]:
-    """Natural against linf, linf against l2; natural against l2 where no network has both. None that is empty."""
+def _pairs(networks: Sequence[Network], linf: Choice | None, other: Choice | None) -> list[tuple[str, Axis, Axis]]:
+    """Natural against linf, linf against l2 (or what other norm there is); natural against that where no network has
+    both. None that is empty."""
     natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
     wanted: list[tuple[str, Axis, Axis]] = []
     if linf:
         wanted.append(("natural-linf", natural, _axis(linf)))
-    if l2 and linf and any({linf.column, l2.column} <= network.row.cells.keys() for network in networks):
-        wanted.append(("linf-l2", _axis(linf), _axis(l2)))
-    elif l2:
-        wanted.append(("natural-l2", natural, _axis(l2)))
+    norm = other.threat.partition(":")[0] if other else ""
+    if other and linf and any({linf.column, other.column} <= network.row.cells.keys() for network in networks):
+        wanted.append((f"linf-{norm}", _axis(linf), _axis(other)))
+    elif other:
+        wanted.append((f"natural-{norm}", natural, _axis(other)))
     return [pair for pair in wanted if any({pair[1][0], pair[2][0]} <= n.row.cells.keys() for n in networks)]
 
 
