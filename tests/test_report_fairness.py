@@ -73,7 +73,7 @@ def test_unions_over_other_threats_are_columns_of_their_own(tmp_path: Path) -> N
         summary_of(runs[-1], worst_case=worst, union_worst_case=Accuracy(4, 10).as_json(), classes=classes)
     page = page_of(runs, tmp_path)
     for threat in ("linf:0.01", "linf:0.18"):
-        assert f"union (worst case){threat}, l2:0.7" in page.prose
+        assert f"union(worst case){threat}, l2:0.7" in page.prose
         assert f"Union: right under {threat}, l2:0.7" in page.prose
     assert "Union: right under every threat" not in page.prose
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from generalist.compare import Row, parts_of, published, ranked, side_by_side
+from generalist.compare import UNION_MEAN, UNION_WORST, Row, parts_of, published, ranked, side_by_side
 from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.drawing import heat_ink, heat_role
@@ -58,9 +58,10 @@ def attacks_section(found: Collection) -> Section:
 
 
 def _head(column: str) -> Html:
-    """The attack above the threat: columns stay as narrow as their figures."""
+    """The attack above the threat, `union` above its kind: columns stay as narrow as their figures."""
     first, second = parts_of(column)
-    return join(first, tag("br"), second) if second else join(first)
+    lines = [*(first.split(" ", 1) if first in (UNION_MEAN, UNION_WORST) else [first]), *([second] if second else [])]
+    return join(lines[0], *(part for line in lines[1:] for part in (tag("br"), line)))
 
 
 def _figure(row: Row, column: str, mark: int | None) -> Html:

@@ -196,15 +196,19 @@ def dial_section(found: Collection) -> Section | None:
         return None
     section = Section("dial", "The dial", "Dial")
     curves = [(run, run.curve) for run in runs if run.curve is not None]
-    for run, curve in curves:
+    of_three = [(run, curve) for run, curve in curves if len(curve.own_gamma) == 3]
+    for run, curve in of_three:
         _one_dial(section, run, curve)
-    if any(len(curve.own_gamma) == 3 for _, curve in curves):
+    if of_three:
         section.add(
             note(
                 "Each dot is a network mixed from three learners by its place in the triangle; brighter is more "
                 "accurate. Rings: no other point is as good everywhere and better somewhere. Cross: the run's own."
             )
         )
+    for run, curve in curves:
+        if len(curve.own_gamma) != 3:
+            _one_dial(section, run, curve)
     if lacking := [run for run in runs if run.curve is None]:
         text = f"No dial curve of {names([run.name for run in lacking])}"
         section.missing(text, [called("mix", run, "--curve", "6") for run in lacking])
