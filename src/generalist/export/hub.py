@@ -39,7 +39,10 @@ def _remedy(source: Source) -> str:
     """How accuracies of these weights would come onto the card."""
     if source.run is None:
         return "they are read from the run that weights lie in, and these lie in none"
-    command = shlex.join(["generalist", "evaluate", str(source.file), "--out", str(source.run.path / "evaluation")])
+    words = [str(source.file), "--out", str(source.run.path / "evaluation")]
+    if source.file.resolve() == source.run.model.resolve():
+        words = [str(source.run.path)]
+    command = shlex.join(["generalist", "evaluate", *words])
     return f"no evaluation of these weights lies in the run; make one with `{command}`, then export again"
 
 
