@@ -14,6 +14,8 @@ import numpy as np
 import generalist
 from generalist import dial
 from generalist.core.run import RunDirectory
+from generalist.evaluation.accuracy import Accuracy
+from generalist.recipe import shipped_text
 
 THREATS = ["linf:0.18", "l2:0.7"]
 SMALL = ["train.epochs=2", "validation.every=1", "validation.steps=2", "validation.images=40", "model.width=4"]
@@ -48,6 +50,18 @@ def small_runs(folder: Path) -> list[Path]:
     for run in runs[:2]:
         dial.curve(RunDirectory(run), 3, statistics="mixed", steps=1, samples=20, device="cpu")
     return runs
+
+
+def bare_run(path: Path, recipe: str = "digits-d", **accuracy: tuple[int, int]) -> Path:
+    """A run that is a recipe and, where figures are given, a summary with them and nothing else."""
+    path.mkdir(parents=True)
+    (path / "recipe.yaml").write_text(shipped_text(recipe))
+    if accuracy:
+        folder = path / "evaluation" / "one"
+        folder.mkdir(parents=True)
+        figures = {name.replace("__", "/"): Accuracy(*pair).as_json() for name, pair in accuracy.items()}
+        (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": figures}))
+    return path
 
 
 def evaluation_of(run: Path) -> Path:

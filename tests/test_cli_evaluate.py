@@ -16,7 +16,7 @@ from evaluation_helpers import lines, verdicts, without_times
 from test_cli import run_main
 
 from generalist import evaluate, train
-from generalist.console_evaluation import _show_shift, evaluation_listener
+from generalist.console_evaluation import _show_shift, across_threats, evaluation_listener
 from generalist.core.run import RunDirectory
 from generalist.evaluation.suite import Moment
 
@@ -234,3 +234,12 @@ def test_the_table_of_corruptions_fits_a_terminal(
     _show_shift({"corruptions": found})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[4].count("100.00") == 6
+
+
+@pytest.mark.parametrize(
+    ("of", "said"), [("aa", "(the papers' union): 50.00"), ("worst_case", "is of AutoAttack): 50.00")]
+)
+def test_only_a_mean_of_autoattack_is_called_the_papers_union(of: str, said: str) -> None:
+    union = {"correct": 4, "total": 10, "value": 0.4, "interval": [0.1, 0.7]}
+    line = across_threats({"union_worst_case": union, "mean_over_threats": {"value": 0.5, "of": of}})
+    assert line.endswith(said) and "40.00" in line

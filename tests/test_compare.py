@@ -102,6 +102,67 @@ def test_figures_of_other_images_or_weights_are_rows_of_their_own(tmp_path: Path
     assert found.rows[-1].name == "run (on svhn-test)"  # the papers' rows are of the run's own images
 
 
+def with_union(run: Path, key: str, threats: list[str], worst: int, mean: float) -> None:
+    """An evaluation of AutoAttack in these threats, with both unions."""
+    accuracy = {name: Accuracy(50, 100).as_json() for name in ("natural", *(f"aa/{threat}" for threat in threats))}
+    union = {
+        "worst_case": {threat: Accuracy(50, 100).as_json() for threat in threats},
+        "union_worst_case": Accuracy(worst, 100).as_json(),
+        "mean_over_threats": {"value": mean, "of": "aa"},
+    }
+    write_summary(run, key, accuracy, **union)
+
+
+def test_unions_over_other_threats_are_never_in_one_column(tmp_path: Path) -> None:
+    """A weak threat lifts a union: side by side they would say that natural training is the best of all."""
+    runs = [write_run(tmp_path / name, "digits-at") for name in ("weak", "strong", "too")]
+    with_union(runs[0], "a", ["l2:128/255", "linf:8/255"], 60, 0.7)
+    for run in runs[1:]:
+        with_union(run, "a", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    assert {UNION_MEAN, UNION_WORST} <= set(compare(runs[1:]).columns), "alike, they need no more words"
+    found = compare(runs)
+    weak, strong = f"{UNION_WORST} of linf:8/255, l2:128/255", f"{UNION_WORST} of linf:0.18, l2:0.7"
+    assert not {UNION_MEAN, UNION_WORST} & set(found.columns) and {weak, strong} <= set(found.columns)
+    assert [row.cells.keys() & {weak, strong} for row in found.rows] == [{weak}, {strong}, {strong}]
+
+
+def test_a_run_keeps_the_unions_of_all_its_evaluations(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "digits-at")
+    with_union(run, "a", ["l2:128/255", "linf:8/255"], 60, 0.7)
+    with_union(run, "b", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    cells = compare([run]).rows[0].cells
+    assert cells[f"{UNION_MEAN} of linf:8/255, l2:128/255"].value == 0.7
+    assert cells[f"{UNION_MEAN} of linf:0.18, l2:0.7"].value == 0.3
+
+
+def test_the_papers_unions_stand_beside_ours_over_the_same_threats_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "baseline-cifar10-resnet18-msd")
+    with_union(run, "a", ["l2:128/255", "linf:8/255"], 40, 0.5)
+    assert [UNION_MEAN in row.cells for row in compare([run], paper=True).rows] == [True, True]
+    with_union(run, "a", ["l2:0.5", "linf:8/255"], 40, 0.5)
+    ours = f"{UNION_MEAN} of linf:8/255, l2:0.5"
+    assert [ours in row.cells for row in compare([run], paper=True).rows] == [True, False]
+
+
+def test_runs_are_told_apart_and_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / place / "run", "digits-at", a={"natural": (9, 10)}) for place in ("one", "two")]
+    assert [row.name for row in compare(runs).rows] == ["one/run", "two/run"]
+    monkeypatch.chdir(runs[0])
+    assert [row.name for row in compare(["."]).rows] == ["run"]
+    with pytest.raises(GeneralistError, match="named twice"):
+        compare([runs[0], "."])
+
+
+def test_the_number_of_images_is_shown_and_how_far_intervals_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"a": {"natural": (450, 500)}, "b": {"aa/linf:0.18": (50, 100)}}
+    run = write_run(tmp_path / "run", "digits-at", **figures)
+    low, high = Accuracy(50, 100).interval
+    code, out, _ = run_main(["compare", str(run)], monkeypatch, capsys)
+    assert code == 0 and "100 to 500" in out and f"reach up to {50 * (high - low):.1f} points" in out
+
+
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [
@@ -227,7 +288,7 @@ def test_latex_is_a_tabular(mine: Path) -> None:
     text = to_latex(compare([mine], paper=True))
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1
-    assert text.startswith(r"\begin{tabular}{lllllrrrrrr}")
+    assert text.startswith(r"\begin{tabular}{lllllrrrrrrr}")
 
 
 def test_natural_accuracy_comes_first(mine: Path) -> None:

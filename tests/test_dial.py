@@ -481,7 +481,9 @@ def test_curves_of_more_learners(count: int, tmp_path: Path) -> None:
     assert len(found.points) == {3: 6, 4: 11}[count]
     order = ["robust", "l2", "other", "natural"] if count == 4 else ["robust", "l2", "natural"]
     assert all(list(p.gamma) == order and list(p.validation) == ["natural", "linf:0.1", "l2:0.3"] for p in found.points)
-    assert dial.read_curve(run) == found and found.suggestion and found.suggestion.granted
+    read = dial.read_curve(run)
+    assert read == found and found.suggestion and found.suggestion.granted
+    assert list(read.own_gamma) == order and all(list(p.gamma) == order for p in read.points), "not by the alphabet"
 
 
 def test_stages_mix_the_last_one(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from robustbench_layouts import Basic, Bottleneck, PreActResNet18, ResNet, WideB
 from torch import Tensor, nn
 
 import generalist
+from generalist import dial
 from generalist.core import random
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
@@ -130,6 +131,46 @@ def test_the_card_says_what_was_measured(run: RunDirectory, folder: Path) -> Non
     assert float(row[1]) == metrics["accuracy under pgd-5/linf:0.1"]
 
 
+def test_the_card_says_how_it_was_measured_and_what_that_is_worth(folder: Path) -> None:
+    _, page = card_parts(folder)
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    assert rows == ["| attack", "| natural", "| pgd-5"], "natural accuracy first"
+    assert "device cpu, seed 0" in page and r"PGD\(steps=5" in page
+    assert "at most eps, of pixels in [0, 1]" in page and "nothing here is a certificate" in page
+    assert "adds it above as `license:`" in page and "license" not in card_parts(folder)[0]
+
+
+def test_the_card_has_the_accuracy_on_corrupted_images(run: RunDirectory, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run.path, copy)
+    (summary,) = copy.glob("evaluation/*/summary.json")
+    shift = summary.parent / "corruptions.json"
+    shift.write_text(json.dumps({"corruptions": {"mean": 0.625, "source": "generated | here"}}))
+    _, page = card_parts(export_model(copy, to="hub-folder", force=True).path)
+    assert r"Mean accuracy on corrupted images (generated \| here): 62.50%." in page
+    shift.write_text(json.dumps({"corruptions": None}))
+    assert "corrupted" not in card_parts(export_model(copy, to="hub-folder", force=True).path)[1]
+    for text in ("{", "[]", '{"corruptions": {"mean": "x"}}'):
+        shift.write_text(text)
+        with pytest.raises(GeneralistError, match=r"corruptions.json is damaged"):
+            export_model(copy, to="hub-folder", force=True)
+
+
+def test_the_card_of_a_learner_or_a_mixture_is_not_that_of_the_run(run: RunDirectory, tmp_path: Path) -> None:
+    """A natural learner is trained against nothing, whatever the run is trained against."""
+    _, page = card_parts(export_model(run.path, to="hub-folder", which="natural", out=tmp_path / "natural").path)
+    assert r"one learner, natural (objective nt; its own threat models: none)" in page
+    mixture = dial.mix(run, [0.25], statistics="mixed", device="cpu")
+    mixture.save(run.path / "mix" / "gamma-0.25.safetensors")
+    exported = export_model(run.path / "mix" / "gamma-0.25.safetensors", to="hub-folder", out=tmp_path / "mixture")
+    _, page = card_parts(exported.path)
+    shares = ", ".join(f"{name} {share}" for name, share in mixture.gammas.items())
+    assert f"mixed by shares of another choice than the training's: {shares}; BatchNorm statistics: mixed" in page
+    assert any(f"--out {run.path / 'evaluation'}`" in note for note in exported.notes), "the way to its accuracies"
+    _, page = card_parts(export_model(run.path, to="hub-folder", which="last", out=tmp_path / "last").path)
+    assert "These weights are those of the last epoch" in page
+
+
 def test_numbers_of_other_weights_stay_away_from_a_card(run: RunDirectory, tmp_path: Path) -> None:
     exported = export_model(run.path, to="hub-folder", which="natural", out=tmp_path / "natural")
     matter, page = card_parts(exported.path)
@@ -141,7 +182,8 @@ def test_hostile_names_stay_text_on_the_card(folder: Path) -> None:
     matter, page = card_parts(folder)
     assert matter["model-index"][0]["name"] == "mine | <b>"
     outside = re.sub(r"^(`{3,})(?:yaml|python)\n.*?^\1$", "", page, flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^#+ .*$", outside, re.MULTILINE)[1:] == ["## Use", "## Accuracy", "## Classes", "## Recipe"]
+    headings = ["Use", "Accuracy", "Intended use and limits", "Licence", "Classes", "Recipe"]
+    assert re.findall(r"^#+ .*$", outside, re.MULTILINE)[1:] == [f"## {heading}" for heading in headings]
     for mark in ("<", ">", "[x", "](", "*b", "|b", "{{", "`c"):
         assert re.search(r"(?<!\\)" + re.escape(mark), outside) is None, mark
     assert "\u202e" not in (folder / "README.md").read_text()

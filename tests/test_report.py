@@ -15,16 +15,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_helpers import run_main
-from report_helpers import HOSTILE, THREATS, Page, assert_harmless, edit_json, evaluation_of, hostile_copy, small_runs
+from report_helpers import (
+    HOSTILE,
+    THREATS,
+    Page,
+    assert_harmless,
+    bare_run,
+    edit_json,
+    evaluation_of,
+    hostile_copy,
+    small_runs,
+)
 
+from generalist.compare import ranked, run_names
 from generalist.core import random
 from generalist.core.errors import GeneralistError, RunError
 from generalist.dial.curves import grid
 from generalist.evaluation.accuracy import Accuracy
-from generalist.recipe import shipped_text
 from generalist.report import write_report
-from generalist.report.choices import ranked
-from generalist.report.runs import collect, unique_names
+from generalist.report.runs import collect
 from generalist.report.samples import disagreements, recorded
 from generalist.report.section_setup import _edge, _flat
 
@@ -43,24 +52,12 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(out.read_text())
 
 
-def bare_run(path: Path, recipe: str = "digits-d", **accuracy: tuple[int, int]) -> Path:
-    """A run that is a recipe and, where figures are given, a summary with them and nothing else."""
-    path.mkdir(parents=True)
-    (path / "recipe.yaml").write_text(shipped_text(recipe))
-    if accuracy:
-        folder = path / "evaluation" / "one"
-        folder.mkdir(parents=True)
-        figures = {name.replace("__", "/"): Accuracy(*pair).as_json() for name, pair in accuracy.items()}
-        (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": figures}))
-    return path
-
-
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
 def test_runs_of_one_name_are_told_apart() -> None:
-    assert unique_names([Path("/a/run"), Path("/b/run")]) == ["a/run", "b/run"]
-    assert unique_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
+    assert run_names([Path("/a/run"), Path("/b/run")]) == ["a/run", "b/run"]
+    assert run_names([Path("/a/one"), Path("/a/two")]) == ["one", "two"]
 
 
 def test_columns_go_by_norm_with_autoattack_last() -> None:

@@ -138,6 +138,33 @@ def test_a_point_says_what_it_is(browser: Any, report: Path) -> None:
         assert not tip.is_visible()
 
 
+def test_a_finger_and_escape_show_and_hide_what_a_point_says(browser: Any, report: Path) -> None:
+    with Visit(browser, report) as visit:
+        tip, point = visit.page.locator("#tip"), visit.page.locator("#tradeoff polygon[data-tip^='digits-at']").first
+        point.dispatch_event("pointerdown", {"pointerType": "touch", "clientX": 50, "clientY": 50, "bubbles": True})
+        assert tip.is_visible() and "natural" in tip.inner_text()
+        visit.page.keyboard.press("Escape")
+        assert not tip.is_visible()
+
+
+def test_names_are_sorted_from_the_first(browser: Any, report: Path) -> None:
+    with Visit(browser, report) as visit:
+        table = visit.page.locator("#attacks table")
+        table.locator("thead th").filter(has_text="method").locator("button").click()
+        methods = table.locator("tbody tr > :nth-child(2)").all_inner_texts()
+        assert methods == sorted(methods) and len(set(methods)) > 1
+
+
+def test_it_is_printed_with_dark_ink(browser: Any, report: Path) -> None:
+    with Visit(browser, report, scheme="dark") as visit:
+        visit.page.locator("#theme").click()
+        visit.page.locator("#theme").click()  # dark by choice as well
+        ink = "getComputedStyle(document.body).color"
+        shown = visit.page.evaluate(ink)
+        visit.page.emulate_media(media="print", color_scheme="dark")
+        assert visit.page.evaluate(ink) == "rgb(27, 31, 36)" != shown
+
+
 def background(visit: Visit) -> str:
     found: str = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def test_everything_is_escaped_but_markup() -> None:
     assert join("\x00\x1b\ud800") == "\ufffd\ufffd\ufffd"
     with pytest.raises(ValueError, match="no element"):
         tag("p onclick=x")
+
+
+def test_a_name_cannot_turn_the_figures_behind_it() -> None:
+    assert tag("p", "\u202eevil", ": 19.00") == "<p>\ufffdevil: 19.00</p>"
+    assert tag("p", "\u2067evil\u2069") == "<p>\ufffdevil\ufffd</p>"
+    assert tag("p", "\u0642\u0637 e\u0301 a\u200db") == "<p>\u0642\u0637 e\u0301 a\u200db</p>", "other scripts stay"
 
 
 def test_tables_have_a_caption_and_heads_that_can_be_reached() -> None:
@@ -63,11 +70,21 @@ def test_svg_is_well_formed_and_holds_text_as_text() -> None:
 
 
 def test_figures_are_files_in_every_format(tmp_path: Path) -> None:
-    files = write_figures([drawing()], tmp_path, ["svg", "pdf", "png"])
+    files = write_figures([drawing()], tmp_path, ["svg", "pdf", "png"]).files
     assert [file.name for file in files] == ["fig.svg", "fig.pdf", "fig.png"]
     assert files[1].read_bytes().startswith(b"%PDF") and files[2].read_bytes().startswith(b"\x89PNG")
     before = [file.read_bytes() for file in files]
-    assert before == [file.read_bytes() for file in write_figures([drawing()], tmp_path, ["svg", "pdf", "png"])]
+    assert before == [file.read_bytes() for file in write_figures([drawing()], tmp_path, ["svg", "pdf", "png"]).files]
+
+
+def test_characters_that_cannot_be_printed_are_told_once_and_no_warning_escapes(tmp_path: Path) -> None:
+    odd = drawing()
+    odd.text(5, 5, "cat \u732b and\nmore\x07")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = write_figures([odd], tmp_path, ["svg", "pdf", "png"])
+    assert written.lacking == "\u732b", "a control character has a mark that the font has"
+    assert "\u732b" in written.files[0].read_text()
 
 
 def test_names_of_files_are_safe() -> None:

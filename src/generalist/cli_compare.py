@@ -11,9 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from generalist.compare import Comparison
+from generalist.compare import Comparison, parts_of
 from generalist.compare import compare as compare_runs
-from generalist.comparison_text import cells_of, heads, to_csv, to_latex, to_markdown
+from generalist.comparison_text import NAMES, cells_of, heads, to_csv, to_latex, to_markdown
 from generalist.console import console, print_table, print_version, width_of
 from generalist.core.errors import GeneralistError
 
@@ -53,12 +53,14 @@ def _show(comparison: Comparison) -> None:
     print_table(table)
     for number, text in enumerate(comparison.footnotes(), 1):
         console.print(escape(f"[{number}] {text}"), soft_wrap=True)
+    for text in comparison.remarks():
+        console.print(escape(text), soft_wrap=True)
 
 
 def _row_a_run(comparison: Comparison) -> Table:
-    table = Table(*(escape(head.replace("/", "\n", 1)) for head in heads(comparison)))  # attack above threat: narrower
+    table = Table(*(escape("\n".join(parts_of(head)).strip()) for head in heads(comparison)))  # attack above threat
     table.columns[1].no_wrap = True
-    for column in table.columns[5:]:
+    for column in table.columns[NAMES:]:
         column.justify = "right"
     for row in cells_of(comparison):
         table.add_row(*(escape(text) for text in row))
@@ -73,7 +75,7 @@ def _column_a_run(comparison: Comparison) -> Table:
     for row in rows:
         table.add_column(_broken(row[0], room), justify="right", no_wrap=True)
     for number, name in enumerate(names[1:], 1):
-        table.add_row(escape(name.replace("/", " ", 1)), *(_broken(row[number], room) for row in rows))
+        table.add_row(escape(" ".join(parts_of(name)).strip()), *(_broken(row[number], room) for row in rows))
     return table
 
 

@@ -42,3 +42,6 @@ def report(
     console.print(escape(f"page: {written.page}  ({count}, {size})"), soft_wrap=True)
     if figures is not None:
         console.print(escape(f"figures: {len(written.figures)} files in {figures}"), soft_wrap=True)
+    if written.lacking:
+        text = f"warning: the font of PDF and PNG figures lacks {written.lacking[:40]}: use the SVG files"
+        console.print(escape(text), soft_wrap=True)

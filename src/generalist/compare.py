@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -25,6 +25,8 @@ from generalist.training.options import LearnerOptions
 
 MAX_BYTES = 1 << 26
 UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
+AUTOATTACK = "aa"
+NORMS = ("linf", "l2", "l1")
 OURS = "ours"
 PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
 ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
@@ -51,6 +53,8 @@ class Cell:
     flag: str = ""
     """`impossible`, `disagrees` or `outlier`, for a printed figure that is one."""
     note: str = ""
+    of: str = ""
+    """The threats of a union, by commas; empty where they are not known."""
 
 
 @dataclass
@@ -71,6 +75,12 @@ class Row:
     files: list[Path] = field(default_factory=list)
     """The summaries whose figures these are."""
 
+    @property
+    def images(self) -> str:
+        """On how many its figures were measured, as in `500` or `100 to 500`; empty where nothing says it."""
+        counts = sorted({cell.samples for cell in self.cells.values() if cell.samples})
+        return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
 
 class Target(NamedTuple):
     """What an evaluation is of. Figures of other weights or images are not figures of the same thing."""
@@ -84,12 +94,27 @@ class Target(NamedTuple):
 # -- our runs ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each run: the last part of its path, or as many more as tell it from the others."""
+    whole = [path.resolve() for path in paths]
+    if len(set(whole)) < len(whole):
+        twice = next(path for i, path in enumerate(paths) if whole[i] in whole[:i])
+        raise GeneralistError(f"{twice} is named twice: name each run once")
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in whole]
+        if len(set(names)) == len(names):
+            return names
+        depth += 1
+
+
+def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> list[Row]:
     """One row for each network of a run that was evaluated (best, last, a learner) and each set of images.
 
     Those on the run's own data set come first. Where weights changed between two evaluations, as after further
-    training, each has its row.
+    training, each has its row. `name` is what the run is called, by default the last part of its path.
     """
+    name = run.resolve().name if name is None else name
     directory = RunDirectory(run).require()
     recipe = load_recipe(directory.recipe, trust_code=trust_code)
     groups: dict[Target, list[tuple[Path, dict[str, Any]]]] = {}
@@ -104,7 +129,7 @@ def rows_of(run: Path, *, trust_code: bool = False) -> list[Row]:
         apart = _apart(what, own, groups)
         dataset = recipe.data.name if own else what.split
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), _cells(summaries), what.subject)
-        rows.append((not own, Row(named(run.name, apart), *about, apart, [path for path, _ in summaries])))
+        rows.append((not own, Row(named(name, apart), *about, apart, [path for path, _ in summaries])))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 
@@ -131,14 +156,34 @@ def named(run: str, apart: str) -> str:
 
 
 def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
-    """More images say more; of two equally large evaluations the stronger attack counts."""
-    cells: dict[str, Cell] = {}
+    """More images say more; of two equally large evaluations the stronger attack counts. Unions are over threats, and
+    those over other threats are other figures."""
+    cells: dict[tuple[str, str], Cell] = {}
     for path, summary in summaries:
         for column, cell in cells_in(summary, path).items():
-            known = cells.get(column)
+            known = cells.get((column, cell.of))
             if known is None or (cell.samples or 0, -cell.value) > (known.samples or 0, -known.value):
-                cells[column] = cell
-    return cells
+                cells[column, cell.of] = cell
+    several = _several(cells)
+    return {_full(column, of) if column in several else column: cell for (column, of), cell in cells.items()}
+
+
+def _several(keys: Iterable[tuple[str, str]]) -> set[str]:
+    """The unions that are over more than one set of threats."""
+    known = {(column, of) for column, of in keys if of}
+    columns = [column for column, _ in known]
+    return {column for column in columns if columns.count(column) > 1}
+
+
+def _full(column: str, of: str) -> str:
+    return f"{column} of {of}" if of else column
+
+
+def parts_of(column: str) -> tuple[str, str]:
+    """The attack and the threat of a column, or the union and its threats; the second may be empty."""
+    union = column.startswith((UNION_MEAN, UNION_WORST))
+    first, _, second = column.partition(" of " if union else "/")
+    return first, second
 
 
 def method_of(learners: Sequence[LearnerOptions]) -> str:
@@ -175,14 +220,16 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
     """Its figures: natural, `attack/threat` as they were asked for, and the unions."""
-    cells = {str(name): _cell(entry, path) for name, entry in summary["accuracy"].items()}
+    cells = {name: _cell(summary["accuracy"][name], path) for name in ranked(map(str, summary["accuracy"]))}
+    tried = summary.get("worst_case")
+    of = ", ".join(ranked(map(str, tried))) if isinstance(tried, dict) else ""
     if "union_worst_case" in summary:
-        cells[UNION_WORST] = _cell(summary["union_worst_case"], path)
+        cells[UNION_WORST] = replace(_cell(summary["union_worst_case"], path), of=of)
     mean = summary.get("mean_over_threats")
     # The papers' union is made of AutoAttack alone: a mean of anything else has another name, or none.
-    if isinstance(mean, dict) and mean.get("of") == "aa" and isinstance(mean.get("value"), int | float):
+    if isinstance(mean, dict) and mean.get("of") == AUTOATTACK and isinstance(mean.get("value"), int | float):
         samples = cells[NATURAL].samples if NATURAL in cells else None
-        cells[UNION_MEAN] = Cell(_share(mean["value"], path), samples=samples)
+        cells[UNION_MEAN] = Cell(_share(mean["value"], path), samples=samples, of=of)
     return cells
 
 
@@ -217,8 +264,19 @@ def paper_rows() -> tuple[Row, ...]:
         source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
         row = rows.setdefault(place, Row(method, source, entry["dataset"], entry["model"], method))
         flag, note = flags.get(_key(entry), ("", ""))
-        row.cells[paper_column(entry["metric"], entry["eps"])] = Cell(float(entry["value"]) / 100, flag=flag, note=note)
+        cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
+        row.cells[paper_column(entry["metric"], entry["eps"])] = cell
     return tuple(rows.values())
+
+
+def _paper_union(eps: str) -> str:
+    """The threats of a union whose radii, in linf and l2, are written as `8/255;128/255`."""
+    radii = eps.split(";")
+    return (
+        ", ".join(str(ThreatOptions.model_validate(":".join(pair))) for pair in zip(NORMS, radii, strict=False))
+        if len(radii) > 1
+        else ""
+    )
 
 
 def paper_column(metric: str, eps: str) -> str:
@@ -268,26 +326,58 @@ class Comparison:
         positions = {id(row): i for i, row in enumerate(self.rows)}
         return {(positions[id(row)], column): i for i, (row, column, _) in enumerate(self._marked(), 1)}
 
+    def remarks(self) -> list[str]:
+        """What is to be said of the figures as a whole."""
+        ours = [
+            cell for row in self.rows for cell in row.cells.values() if cell.low is not None and cell.high is not None
+        ]
+        if not ours:
+            return []
+        widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
+        return [f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them"]
+
     def _marked(self) -> list[tuple[Row, str, Cell]]:
         found = ((row, column, row.cells.get(column)) for row in self.rows for column in self.columns)
         return [(row, column, cell) for row, column, cell in found if cell is not None and cell.flag]
+
+
+def side_by_side(rows: Sequence[Row]) -> Comparison:
+    """These rows, with a column for whatever any of ours has; unions over other threats are columns of their own."""
+    several = _several((column, cell.of) for row in rows for column, cell in row.cells.items())
+    apart = [
+        replace(row, cells={_full(c, cell.of) if c in several else c: cell for c, cell in row.cells.items()})
+        for row in rows
+    ]
+    return Comparison(apart, ranked(column for row in apart if row.source == OURS for column in row.cells))
+
+
+def ranked(columns: Iterable[str]) -> list[str]:
+    """Natural first, then threats by norm, AutoAttack last of each, then unions: files keep them by the alphabet."""
+    return sorted(dict.fromkeys(columns), key=_rank)
+
+
+def _rank(column: str) -> tuple[int, str, int, str]:
+    bare = column.partition(":")[0] in NORMS  # a threat without an attack; mind the fraction in linf:8/255
+    attack, _, threat = ("", "", column) if bare else column.partition("/")
+    norm = threat.partition(":")[0]
+    if column == NATURAL:
+        return 0, "", 0, ""
+    if norm in NORMS and ":" in threat:
+        return 1 + NORMS.index(norm), threat, int(attack.startswith(AUTOATTACK)), attack
+    return 9, "", 0, column
 
 
 def compare(runs: Sequence[str | Path], *, paper: bool = False, trust_code: bool = False) -> Comparison:
     """The evaluated networks of these runs; with `paper`, each followed by the papers' rows for the same thing."""
     if not runs:
         raise GeneralistError("name at least one run to compare")
-    ours = [row for run in runs for row in rows_of(Path(run), trust_code=trust_code)]
-    columns = list(dict.fromkeys(column for row in ours for column in row.cells))
-    unions = [name for name in (UNION_MEAN, UNION_WORST) if name in columns]
-    columns = [column for column in columns if column not in unions] + unions
-    columns.sort(key=lambda column: column != NATURAL)
-    if not paper:
-        return Comparison(ours, columns)
+    paths = [Path(run) for run in runs]
+    named_paths = zip(paths, run_names(paths), strict=True)
+    ours = [row for path, name in named_paths for row in rows_of(path, name=name, trust_code=trust_code)]
     rows: list[Row] = []
     for i, row in enumerate(ours):
         rows.append(row)
         same = (row.dataset, row.model, row.method)
-        if same not in [(later.dataset, later.model, later.method) for later in ours[i + 1 :]]:
+        if paper and same not in [(later.dataset, later.model, later.method) for later in ours[i + 1 :]]:
             rows += published([row])  # once, behind the last of several runs of the same thing
-    return Comparison(rows, columns)
+    return side_by_side(rows)

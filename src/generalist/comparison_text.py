@@ -23,9 +23,12 @@ CSV_FIELDS = (
     "note",
 )
 
+NAMES = 5
+"""Columns of a wide table that say what a row is; figures follow."""
+
 
 def heads(comparison: Comparison) -> list[str]:
-    return ["", "source", "data", "network", "method", *comparison.columns]
+    return ["", "source", "data", "network", "method", "images", *comparison.columns]
 
 
 def cells_of(comparison: Comparison) -> list[list[str]]:
@@ -38,7 +41,7 @@ def cells_of(comparison: Comparison) -> list[list[str]]:
             cell = row.cells.get(column)
             mark = f" [{marks[i, column]}]" if (i, column) in marks else ""
             figures.append("" if cell is None else f"{100 * cell.value:.2f}{mark}")
-        table.append([row.name, row.source, row.dataset, row.model, row.method, *figures])
+        table.append([row.name, row.source, row.dataset, row.model, row.method, row.images, *figures])
     return table
 
 
@@ -64,7 +67,7 @@ def _plain(text: str) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     columns = heads(comparison)
-    lines = [_pipes(columns), _pipes(["---"] * 5 + ["---:"] * len(comparison.columns))]
+    lines = [_pipes(columns), _pipes(["---"] * NAMES + ["---:"] * (1 + len(comparison.columns)))]
     lines += [_pipes([_escaped(text) for text in row]) for row in cells_of(comparison)]
     notes = [f"{number}. {_escaped(text)}" for number, text in enumerate(comparison.footnotes(), 1)]
     return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
@@ -81,7 +84,12 @@ def _escaped(text: str) -> str:
 def to_latex(comparison: Comparison) -> str:
     """A tabular with booktabs' rules."""
     columns = " & ".join(_tex(text) for text in heads(comparison))
-    lines = [rf"\begin{{tabular}}{{lllll{'r' * len(comparison.columns)}}}", r"\toprule", rf"{columns} \\", r"\midrule"]
+    lines = [
+        rf"\begin{{tabular}}{{{'l' * NAMES}{'r' * (1 + len(comparison.columns))}}}",
+        r"\toprule",
+        rf"{columns} \\",
+        r"\midrule",
+    ]
     lines += [" & ".join(_tex(text) for text in row) + r" \\" for row in cells_of(comparison)]
     notes = [f"% [{number}] {' '.join(text.split())}" for number, text in enumerate(comparison.footnotes(), 1)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from generalist._version import __version__
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.files import write_json
+from generalist.core.files import write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial.learners import Learners, learners_of
@@ -280,7 +280,8 @@ def curve(
         suggestion=suggest(found, wish) if wish else None,
         notes=_notes(learners, found, test=test),
     )
-    write_json(run.path / "mix" / "curve.json", made.model_dump(mode="json"))
+    # Not by the alphabet: the order of the learners is what --gamma goes by.
+    write_text(run.path / "mix" / "curve.json", made.model_dump_json(indent=2) + "\n")
     return made
 
 

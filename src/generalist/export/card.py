@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -11,11 +12,16 @@ from typing import Any
 import yaml
 
 from generalist._version import __version__
-from generalist.compare import Cell, cells_in, method_of
+from generalist.attacks.threats import ThreatOptions
+from generalist.compare import MAX_BYTES, Cell, cells_in, method_of, parts_of
+from generalist.core.errors import RunError
 from generalist.core.plain_yaml import dump_yaml
 from generalist.evaluation.accuracy import NATURAL
+from generalist.evaluation.out_of_distribution import FILE as CORRUPTIONS
 from generalist.export.source import Source, Summary
 from generalist.recipe import Recipe
+from generalist.training.artefacts import AVERAGE
+from generalist.training.options import LearnerOptions
 
 MOST_CLASSES = 100
 """Names on the card; config.json has all."""
@@ -27,6 +33,7 @@ def model_card(source: Source, summaries: Sequence[Summary]) -> str:
     parts = [f"# {escaped(title)}", *_description(source), "## Use", _usage(), "## Accuracy", *_accuracy(summaries)]
     if warning := source.about.get("warning"):
         parts.append(f"**Note:** {escaped(str(warning))}.")
+    parts += ["## Intended use and limits", *_limits(source), "## Licence", LICENCE]
     parts += ["## Classes", _classes(source.classes)]
     if source.recipe is not None:
         parts += ["## Recipe", "All settings of the training run; of absolute paths only the last part."]
@@ -42,13 +49,68 @@ def _description(source: Source) -> list[str]:
         f"{count:,} parameters, images of {channels}x{height}x{width}, exported by generalist {__version__}."
     ]
     if (recipe := source.recipe) is not None:
-        threats = ", ".join(str(threat) for threat in recipe.threats()) or "none"
         lines.append(
-            f"Trained on {escaped(recipe.data.name)} with the method {escaped(method_of(recipe.learners))} for "
-            f"{recipe.train.epochs} epochs; threat models of the training: {escaped(threats)}. These are the weights "
-            f"{escaped(source.name)}{'' if source.epoch is None else f', of epoch {source.epoch}'}."
+            f"The run was trained on {escaped(recipe.data.name)} with the method "
+            f"{escaped(method_of(recipe.learners))} for {recipe.train.epochs} epochs; threat models of the training: "
+            f"{_threats(recipe.threats())}."
         )
-    return lines
+    epoch = "" if source.epoch is None else f" Epoch: {source.epoch}."
+    return [*lines, _which(source) + epoch]
+
+
+def _threats(threats: Sequence[ThreatOptions]) -> str:
+    return escaped(", ".join(map(str, threats)) or "none")
+
+
+def _which(source: Source) -> str:
+    """Which network of the run these weights are: what a run was trained against need not be what a learner was."""
+    mix = source.about.get("mix")
+    if isinstance(mix, dict) and isinstance(shares := mix.get("gamma"), dict):
+        listed = ", ".join(f"{name} {share}" for name, share in shares.items())
+        return (
+            f"These weights are the run's learners mixed by shares of another choice than the training's: "
+            f"{escaped(listed)}; BatchNorm statistics: {escaped(str(mix.get('statistics')))}."
+        )
+    learner = _learner(source)
+    if learner is not None:
+        return (
+            f"These weights are those of one learner, {escaped(learner.name)} (objective "
+            f"{escaped(learner.objective.kind)}; its own threat models: {_threats(learner.threats())}), and not of the "
+            "network that the run is about."
+        )
+    kinds = {"best": "the best epoch by the recipe's rule", "last": "the last epoch"}
+    return f"These weights are those of {kinds.get(source.name, escaped(source.name))}."
+
+
+def _learner(source: Source) -> LearnerOptions | None:
+    """Whose weights the file of a snapshot holds."""
+    if (
+        source.recipe is None
+        or source.run is None
+        or source.file.resolve().parent.parent != source.run.snapshots.resolve()
+    ):
+        return None
+    stem = source.file.stem.removesuffix(AVERAGE)
+    return next((learner for learner in source.recipe.learners if learner.name == stem), None)
+
+
+LICENCE = (
+    "None is stated here. Whoever publishes these weights chooses one, minding that of the training images, and adds "
+    "it above as `license:`."
+)
+
+
+def _limits(source: Source) -> list[str]:
+    """What the accuracies do and do not promise."""
+    data = f", those of {escaped(source.recipe.data.name)}" if source.recipe is not None else ""
+    return [
+        f"For research, and for images like those that it was trained on{data}. It names one of its classes for every "
+        "image, also where none of them is there.",
+        "A threat `norm:eps` allows every change whose norm is at most eps, of pixels in [0, 1]. Accuracies under "
+        "attack hold for these threats, attacks and images alone: other norms, larger eps, changes that no norm bounds "
+        "(patches, rotations, weather) and stronger attacks may do worse, and nothing here is a certificate. Do not "
+        "rely on it where a wrong answer harms somebody.",
+    ]
 
 
 def _usage() -> str:
@@ -63,7 +125,7 @@ def _usage() -> str:
 def _accuracy(summaries: Sequence[Summary]) -> list[str]:
     if not summaries:
         return ["No evaluation of these weights is recorded; `generalist evaluate` makes one."]
-    return [part for path, summary in summaries for part in _one_evaluation(path, summary)]
+    return [*(part for path, summary in summaries for part in _one_evaluation(path, summary)), EXPLAINED]
 
 
 def _one_evaluation(path: Path, summary: dict[str, Any]) -> list[str]:
@@ -72,21 +134,61 @@ def _one_evaluation(path: Path, summary: dict[str, Any]) -> list[str]:
     subset = "" if samples == images else f", a random subset of {escaped(str(images))}"
     heading = (
         f"On {escaped(str(samples))} images of {escaped(str(summary.get('split')))}{subset}. "
-        f"Precision: {escaped(str(summary.get('precision')))}."
+        f"Precision: {escaped(str(summary.get('precision')))}.{_conditions(summary)}"
     )
     rows = ["| attack | threat | accuracy (%) | 95% interval | images |", "|---|---|---:|---:|---:|"]
     rows += [_row(name, cell) for name, cell in cells.items()]
-    parts = [heading, "\n".join(rows)]
+    parts = [heading, "\n".join(rows), *_attacks(summary), *_corrupted(path.parent)]
     for kind in ("notes", "warnings"):
         parts += [f"**{kind[:-1].capitalize()}:** {escaped(str(text))}" for text in _list(summary.get(kind))]
     return parts
 
 
+EXPLAINED = (
+    "An image counts where the network is right before and after the attack. `aa` is AutoAttack, the worst of APGD-CE, "
+    "APGD-T, FAB-T and Square for each image. Of the unions, the worst case counts images that are right under every "
+    "threat; the mean is that of AutoAttack over the threats. Intervals are Wilson's, of the images alone: they do not "
+    "know how much another training run would differ."
+)
+
+
+def _conditions(summary: dict[str, Any]) -> str:
+    """Version, device and seed of an evaluation, as far as it says them."""
+    known = summary.get("identity")
+    identity: dict[str, Any] = known if isinstance(known, dict) else {}
+    said = {"generalist": identity.get("version"), "device": summary.get("device"), "seed": identity.get("seed")}
+    listed = ", ".join(f"{name} {escaped(str(value))}" for name, value in said.items() if value is not None)
+    return f" Evaluated by: {listed}." if listed else ""
+
+
+def _attacks(summary: dict[str, Any]) -> list[str]:
+    """Every attack with its settings."""
+    known = summary.get("identity")
+    attacks = known.get("attacks") if isinstance(known, dict) else None
+    if not isinstance(attacks, dict) or not attacks:
+        return []
+    listed = "; ".join(f"{escaped(str(name))} {escaped(str(settings))}" for name, settings in attacks.items())
+    return [f"Attacks: {listed}."]
+
+
+def _corrupted(folder: Path) -> list[str]:
+    """The mean over corruptions, where the same evaluation measured any."""
+    path = folder / CORRUPTIONS
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"")["corruptions"]
+        mean, source = (float(found["mean"]), str(found["source"])) if found is not None else (None, "")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RunError(f"{path} is damaged; evaluate again") from None
+    return [] if mean is None else [f"Mean accuracy on corrupted images ({escaped(source)}): {100 * mean:.2f}%."]
+
+
 def _row(name: str, cell: Cell) -> str:
-    attack, _, threat = name.partition("/")
+    attack, threat = parts_of(name)
     interval = "" if cell.low is None or cell.high is None else f"{100 * cell.low:.2f} to {100 * cell.high:.2f}"
     figures = [f"{100 * cell.value:.2f}", interval, str(cell.samples or "")]
-    return f"| {' | '.join([escaped(attack), escaped(threat), *figures])} |"
+    return f"| {' | '.join([escaped(attack), escaped(threat or cell.of), *figures])} |"
 
 
 def _list(value: Any) -> Iterable[Any]:

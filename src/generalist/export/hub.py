@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,19 @@ def write_folder(source: Source, path: Path) -> list[str]:
             shutil.rmtree(temporary, ignore_errors=True)
     notes = [f"read it with: generalist.load({str(path)!r})"]
     if not summaries:
-        notes.append("the card has no accuracies: no evaluation of these weights lies in the run")
+        notes.append(f"the card has no accuracies: {_remedy(source)}")
     return notes
+
+
+def _remedy(source: Source) -> str:
+    """How accuracies of these weights would come onto the card."""
+    if source.run is None:
+        return "they are read from the run that weights lie in, and these lie in none"
+    words = [str(source.file), "--out", str(source.run.path / "evaluation")]
+    if source.file.resolve() == source.run.model.resolve():
+        words = [str(source.run.path)]
+    command = shlex.join(["generalist", "evaluate", *words])
+    return f"no evaluation of these weights lies in the run; make one with `{command}`, then export again"
 
 
 def _fill(source: Source, folder: Path, card: str) -> None:

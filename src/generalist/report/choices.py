@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from generalist.compare import Cell, Row
-from generalist.evaluation.accuracy import NATURAL
+from generalist.compare import AUTOATTACK, UNION_MEAN, UNION_WORST, Cell, Row, parts_of, ranked
 from generalist.report.runs import Network
 from generalist.report.section import names
-
-AUTOATTACK = "aa"
-NORMS = ("linf", "l2", "l1")
 
 
 @dataclass(frozen=True)
@@ -34,33 +30,17 @@ class Choice:
         return f"{attack}, {self.threat}"
 
 
-def ranked(columns: Iterable[str]) -> list[str]:
-    """Natural first, then threats by norm, AutoAttack last of each, then unions: files keep them by the alphabet."""
-    return sorted(dict.fromkeys(columns), key=_rank)
-
-
-def _rank(column: str) -> tuple[int, str, int, str]:
-    bare = column.partition(":")[0] in NORMS  # a threat without an attack; mind the fraction in linf:8/255
-    attack, _, threat = ("", "", column) if bare else column.partition("/")
-    norm = threat.partition(":")[0]
-    if column == NATURAL:
-        return 0, "", 0, ""
-    if norm in NORMS and ":" in threat:
-        return 1 + NORMS.index(norm), threat, int(attack.startswith(AUTOATTACK)), attack
-    return 9, "", 0, column
-
-
 def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
     """By threat, then attack."""
     found: dict[str, dict[str, Cell]] = {}
     for column in ranked(row.cells):
-        attack, slash, threat = column.partition("/")
-        if slash and column != NATURAL and ":" in threat:
+        attack, threat = parts_of(column)
+        if ":" in threat and attack not in (UNION_MEAN, UNION_WORST):
             found.setdefault(threat, {})[attack] = row.cells[column]
     return found
 
 
-def strongest(attacks: dict[str, Cell]) -> tuple[str, Cell]:
+def strongest(attacks: Mapping[str, Cell]) -> tuple[str, Cell]:
     """AutoAttack, or of what else was run the attack that leaves least."""
     if AUTOATTACK in attacks:
         return AUTOATTACK, attacks[AUTOATTACK]

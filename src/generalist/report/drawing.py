@@ -161,5 +161,5 @@ def heat_ink(share: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is: enough to keep labels apart."""
-    return 0.56 * size * len(text)
+    """About how wide a text is, in the wider of usual fonts: enough to keep labels apart and inside."""
+    return 0.6 * size * len(text)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-"""Characters that no HTML or SVG file may hold."""
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Characters that no HTML or SVG file may hold, and those that turn the direction of writing: with one of them a name
+would show the figures behind it backwards."""
 LONGEST = 400
 """Characters of one piece of a user's text: a name or value beyond this is cut."""
 
@@ -23,9 +24,14 @@ class Html(str):
 Content = Html | str | None
 
 
+def printable(text: str) -> str:
+    """The text with a mark for every character that is not let through."""
+    return _FORBIDDEN.sub("\ufffd", text)
+
+
 def escape(text: str) -> str:
     """Plain text, fit for content and for a quoted attribute."""
-    return html.escape(_FORBIDDEN.sub("\ufffd", text), quote=True)
+    return html.escape(printable(text), quote=True)
 
 
 def tag(name: str, /, *children: Content | Iterable[Content], **attributes: str | int | float | bool | None) -> Html:
@@ -94,7 +100,7 @@ def table(
         body.append(tag("tr", cells, data_method=methods[number] if methods else None))
     inner = tag(
         "table",
-        tag("caption", caption),
+        tag("caption", tag("span", caption)),
         tag("thead", tag("tr", head)),
         tag("tbody", body),
         class_=f"{classes} sortable".strip() if sortable else classes or None,

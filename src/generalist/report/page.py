@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import count
 from pathlib import Path
 
 from generalist._version import __version__
@@ -14,7 +15,7 @@ from generalist.core.errors import GeneralistError
 from generalist.core.files import write_text
 from generalist.report.drawing import ROLES, Drawing
 from generalist.report.html import Html, join, short, tag
-from generalist.report.printed import check_formats, write_figures
+from generalist.report.printed import Figures, check_formats, write_figures
 from generalist.report.runs import Collection, collect
 from generalist.report.samples import recorded
 from generalist.report.section import Section, names
@@ -37,6 +38,8 @@ class Written:
     size: int
     """Bytes of the page."""
     figures: Sequence[Path]
+    lacking: str
+    """Characters that are boxes in PDF and PNG."""
     runs: int
     networks: int
 
@@ -69,8 +72,8 @@ def write_report(
     sections = make_sections(found, command, images=images, device=device, trust_code=trust_code)
     text = render(found, sections)
     write_text(page, text)
-    files = write_figures(_named(sections), Path(figures), formats) if figures is not None else []
-    return Written(page, len(text.encode()), files, len(found.runs), len(found.networks))
+    written = write_figures(_named(sections), Path(figures), formats) if figures is not None else Figures([], "")
+    return Written(page, len(text.encode()), written.files, written.lacking, len(found.runs), len(found.networks))
 
 
 def make_sections(
@@ -96,14 +99,13 @@ def make_sections(
 
 
 def _named(sections: Sequence[Section]) -> list[Drawing]:
-    """All drawings; names that collide get a number."""
-    taken: dict[str, int] = {}
-    drawings = []
-    for drawing in (drawing for section in sections for drawing in section.drawings):
-        taken[drawing.name] = count = taken.get(drawing.name, 0) + 1
-        if count > 1:
-            drawing.name = f"{drawing.name}-{count}"
-        drawings.append(drawing)
+    """All drawings; names that collide get a number, none of which is another's name."""
+    drawings = [drawing for section in sections for drawing in section.drawings]
+    own, taken = {drawing.name for drawing in drawings}, set[str]()
+    for drawing in drawings:
+        numbered = (name for i in count(2) if (name := f"{drawing.name}-{i}") not in taken | own)
+        drawing.name = drawing.name if drawing.name not in taken else next(numbered)
+        taken.add(drawing.name)
     return drawings
 
 
@@ -135,11 +137,11 @@ def render(found: Collection, sections: Sequence[Section]) -> str:
         tag("button", "Dark theme", id="theme", type="button", hidden=True),
         class_="top",
     )
-    count = f"{_counted(len(found.runs), 'run')}, {_counted(len(found.networks), 'evaluated network')}"
+    counts = f"{_counted(len(found.runs), 'run')}, {_counted(len(found.networks), 'evaluated network')}"
     main = tag(
         "main",
         tag("h1", title),
-        tag("p", count, class_="about"),
+        tag("p", counts, class_="about"),
         *(section.html() for section in sections),
         id="main",
     )
@@ -154,8 +156,8 @@ def render(found: Collection, sections: Sequence[Section]) -> str:
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _file(name: str) -> Html:

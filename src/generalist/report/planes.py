@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from generalist.report.axes import Axes, Scale, extent, frame
 from generalist.report.drawing import Drawing, Path, series_mark, series_role
+from generalist.report.html import short
 from generalist.report.plots import mark_legend
 
 WIDTH, HEIGHT = 460.0, 380.0
@@ -45,9 +46,13 @@ class Way:
 
 def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spot], ways: Sequence[Way]) -> Drawing:
     drawing = Drawing(name, title, WIDTH, HEIGHT)
-    xs = [(spot.x, *(spot.x_bounds or ())) for spot in spots] + [(point[0],) for way in ways for point in way.points]
-    ys = [(spot.y, *(spot.y_bounds or ())) for spot in spots] + [(point[1],) for way in ways for point in way.points]
-    axes = frame(drawing, _percents(xs), _percents(ys), x_label=x_label, y_label=y_label)
+    xs = _percents(
+        [(spot.x, *(spot.x_bounds or ())) for spot in spots], [point[0] for way in ways for point in way.points]
+    )
+    ys = _percents(
+        [(spot.y, *(spot.y_bounds or ())) for spot in spots], [point[1] for way in ways for point in way.points]
+    )
+    axes = frame(drawing, xs, ys, x_label=x_label, y_label=y_label)
     for way in ways:
         _draw_way(axes, way)
     papers = [spot for spot in spots if spot.series is None]
@@ -60,7 +65,7 @@ def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spo
         role = series_role(spot.series) if spot.series is not None else "soft"
         bold = spot.series is not None
         x, y, outside = _place(axes, spot.x, spot.y)
-        name = f"{spot.name[:30]} ({spot.x:.1f}, {spot.y:.1f})" if outside else spot.name[:40]
+        name = f"{short(spot.name, 30)} ({spot.x:.1f}, {spot.y:.1f})" if outside else short(spot.name, 40)
         if not axes.label(x, y, name, role=role, method=spot.method, bold=bold) and spot.series is not None:
             unnamed.append((spot.name, spot.series))
     if unnamed:
@@ -68,10 +73,14 @@ def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spo
     return drawing
 
 
-def _percents(entries: Sequence[tuple[float, ...]]) -> Scale:
-    """A range within 0 to 100, a little wider than the values, and the ends of their bars, that are no outliers."""
-    least = OUTLIER * max(entry[0] for entry in entries)
-    wide = extent([value for entry in entries if entry[0] >= least for value in entry], room=0.06, least=1.0)
+def _percents(networks: Sequence[tuple[float, ...]], dials: Sequence[float]) -> Scale:
+    """A range within 0 to 100, a little wider than the values, and the ends of their bars, that are no outliers.
+
+    Networks are measured by networks: a dial lies higher, and must not push what it belongs to out of the plane.
+    """
+    least = OUTLIER * max([entry[0] for entry in networks] or dials)
+    shown = [value for entry in networks if entry[0] >= least for value in entry]
+    wide = extent([*shown, *(value for value in dials if value >= least)], room=0.06, least=1.0)
     return Scale(max(-2.0, wide.low), min(102.0, wide.high), 0, 1)
 
 
@@ -83,11 +92,13 @@ def _place(axes: Axes, x: float, y: float) -> tuple[float, float, bool]:
 
 def _draw_way(axes: Axes, way: Way) -> None:
     role = series_role(way.series)
-    at = [_place(axes, x, y)[:2] for x, y, _ in way.points]
+    at = [_place(axes, x, y) for x, y, _ in way.points]
     if way.joined:
-        axes.drawing.shapes.append(Path(at, stroke=role, width=1.4, dash="4 3", method=way.method))
-    for (x, y), (_, _, tip) in zip(at, way.points, strict=True):
-        axes.drawing.mark(x, y, "circle", role=role, size=2.6, tip=tip, method=way.method)
+        line = [(x, y) for x, y, _ in at]
+        axes.drawing.shapes.append(Path(line, stroke=role, width=1.4, dash="4 3", method=way.method))
+    for (x, y, outside), (own_x, own_y, gammas) in zip(at, way.points, strict=True):
+        tip = f"{way.name}\n{gammas}\n{own_x:.2f}, {own_y:.2f}"
+        axes.drawing.mark(x, y, "circle", role=role, size=2.6, hollow=outside, tip=tip, method=way.method)
         axes.keep_clear(x, y, 3.5)
 
 

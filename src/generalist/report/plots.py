@@ -18,9 +18,15 @@ from generalist.report.drawing import (
     series_role,
     text_width,
 )
+from generalist.report.html import short
 
 T = TypeVar("T")
 
+LONGEST_CLASS = 20
+"""Characters of a class's name beside its marks."""
+MOST_SPREAD = 16.0
+"""Pixels over which the marks of one class are spread."""
+MOST_EDGED = 8
 MOST_POINTS = 200
 """Of a line: more would not be seen, and would make the page large."""
 
@@ -47,8 +53,10 @@ def lines(
     y = extent([p[1] for p in points], room=0.08, least=1e-3)
     # The label of y is the title's: a small panel has no room for both.
     head = f"{title} ({y_label})" if y_label else title
-    axes = frame(drawing, x, y, x_label="epoch", title=head, whole=True, top=48)
-    legend(drawing, [(line.name, line.role, line.dash, line.width) for line in series], 46, 35)
+    entries = [(line.name, line.role, line.dash, line.width) for line in series]
+    below = legend(drawing, entries, 46, 35)
+    drawing.height += below - 35
+    axes = frame(drawing, x, y, x_label="epoch", title=head, whole=True, top=below + 13)
     for epoch in marks:
         at = axes.x(epoch)
         drawing.shapes.append(Path([(at, axes.y.start), (at, axes.y.end)], stroke="mark", width=0.8, dash="1 3"))
@@ -60,15 +68,17 @@ def lines(
     return drawing
 
 
-def legend(drawing: Drawing, entries: Sequence[tuple[str, str, str, float]], x: float, y: float) -> None:
-    """Names beside a stroke of their line, in one row; what does not fit is left to the table."""
+def legend(drawing: Drawing, entries: Sequence[tuple[str, str, str, float]], x: float, y: float) -> float:
+    """Names beside a stroke of their line, in as many rows as they need from y on; the baseline of the last."""
+    left = x
     for name, role, dash, width in entries:
         needed = 26 + text_width(name, LABEL) + 10
-        if x + needed > drawing.width:
-            return
+        if x > left and x + needed > drawing.width:
+            x, y = left, y + 16
         drawing.shapes.append(Path([(x, y - 4), (x + 18, y - 4)], stroke=role, width=width, dash=dash))
         drawing.text(x + 23, y, name, size=LABEL)
         x += needed
+    return y
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
@@ -82,7 +92,7 @@ def mark_legend(drawing: Drawing, entries: Sequence[tuple[str, int]], y: float) 
     """Names beside their marks, in as many rows as they need below y; where they end."""
     x = 12.0
     for name, series in entries:
-        shown = name[:40]
+        shown = short(name, 40)
         needed = 14 + text_width(shown, LABEL) + 12
         if x > 12 and x + needed > drawing.width:
             x, y = 12.0, y + 16
@@ -122,7 +132,7 @@ def simplex(name: str, title: str, learners: Sequence[str], points: Sequence[Cor
             drawing.shapes.append(Path(ring, stroke="ink", width=1.2, closed=True))
     x, y = _barycentric(corners, own)
     drawing.mark(x, y, "cross", role="c1", size=5, tip="the run's own shares")
-    names = [learner[:24] for learner in learners]
+    names = [short(learner, 24) for learner in learners]
     drawing.text(corners[0][0], 38, names[0], role="ink", anchor="middle")
     drawing.text(min(corners[1][0], 332 - text_width(names[1], 12) / 2), 303, names[1], role="ink", anchor="middle")
     drawing.text(max(corners[2][0], 8 + text_width(names[2], 12) / 2), 303, names[2], role="ink", anchor="middle")
@@ -160,7 +170,7 @@ def heat_map(name: str, title: str, cells: Mapping[str, Mapping[str, float]], *,
         drawing.text(left + 44 * j + 22, top - 7, column, size=LABEL, anchor="middle")
     for i, (row, values) in enumerate(cells.items()):
         y = top + cell * i
-        drawing.text(left - 8, y + 15, row[:22], size=LABEL, anchor="end", role="ink")
+        drawing.text(left - 8, y + 15, short(row, 20), size=LABEL, anchor="end", role="ink")
         for j, column in enumerate(columns):
             if column not in values:
                 continue
@@ -180,7 +190,10 @@ def dots(
     name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str, int, Mapping[str, float]]]
 ) -> Drawing:
     """One line a class, one mark a network: accuracy in per cent. Rows are name, series and accuracy by class."""
-    step, left, top = max(19.0, 8.0 + 3.2 * len(rows)), 96.0, 34.0
+    shown = [short(label, LONGEST_CLASS) for label in classes]
+    left, top = max(48.0, 12 + max(text_width(label, LABEL) for label in shown)), 34.0
+    apart = min(3.0, MOST_SPREAD / max(1, len(rows) - 1))  # a class stays one line, however many networks there are
+    step = max(19.0, 11.0 + apart * len(rows))
     drawing = Drawing(name, f"{title} by class", 360, top + step * len(classes) + 36)
     height = mark_legend(drawing, [(row, series) for row, series, _ in rows], drawing.height + 14)
     drawing.text(4, 17, title, size=13, role="ink", bold=True)
@@ -191,18 +204,19 @@ def dots(
         drawing.text(x(value), bottom + 15, number(value), size=LABEL, anchor="middle")
     for i, label in enumerate(classes):
         y = top + step * i + step / 2
-        drawing.text(left - 9, y + 4, label[:14], size=LABEL, anchor="end", role="ink")
+        drawing.text(left - 9, y + 4, shown[i], size=LABEL, anchor="end", role="ink")
         found = [values[label] for _, _, values in rows if label in values]
         if found:
             drawing.line(x(100 * min(found)), y, x(100 * max(found)), y, role="mark")
         for place, (row, series, values) in enumerate(rows):
             if label in values:
-                lifted = y + 3.0 * (place - (len(rows) - 1) / 2)
+                lifted = y + apart * (place - (len(rows) - 1) / 2)
                 tip = f"{row}, {label}: {100 * values[label]:.1f}%"
-                drawing.mark(
-                    x(100 * values[label]), lifted, series_mark(series), role=series_role(series), size=4.4, tip=tip
-                )
-    drawing.text((left + drawing.width - 16) / 2, drawing.height - 6, "accuracy (%)", size=12, anchor="middle")
+                role, at = series_role(series), x(100 * values[label])
+                # Of many networks a light edge would cover the marks behind it.
+                size, edge = (4.4, "paper") if len(rows) <= MOST_EDGED else (3.2, role)
+                drawing.mark(at, lifted, series_mark(series), role=role, size=size, edge=edge, tip=tip)
+    drawing.text((left + drawing.width - 16) / 2, bottom + 30, "accuracy (%)", size=12, anchor="middle")
     drawing.height = height
     return drawing
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_bytes, write_text
 from generalist.report.drawing import ROLES, Drawing, Path, Text
+from generalist.report.html import printable
 from generalist.report.svg import MILLIMETRES, file_text
 
 FORMATS = ("svg", "pdf", "png")
@@ -26,18 +29,27 @@ def check_formats(formats: Sequence[str]) -> None:
         _matplotlib()
 
 
-def write_figures(drawings: Sequence[Drawing], folder: FilePath, formats: Sequence[str]) -> list[FilePath]:
+@dataclass(frozen=True)
+class Figures:
+    """What was written."""
+
+    files: Sequence[FilePath]
+    lacking: str
+    """Characters that PDF and PNG show as boxes, as their font does not have them."""
+
+
+def write_figures(drawings: Sequence[Drawing], folder: FilePath, formats: Sequence[str]) -> Figures:
     """Every drawing in every format."""
-    files = []
+    files, lacking = [], set[str]()
     for drawing in drawings:
         for form in formats:
             path = folder / f"{drawing.name}.{form}"
             if form == "svg":
                 write_text(path, file_text(drawing))
             else:
-                _write_printed(path, drawing, form)
+                lacking |= _write_printed(path, drawing, form)
             files.append(path)
-    return files
+    return Figures(files, "".join(sorted(lacking)))
 
 
 def file_name(*parts: str) -> str:
@@ -57,7 +69,8 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def _write_printed(path: FilePath, drawing: Drawing, form: str) -> None:
+def _write_printed(path: FilePath, drawing: Drawing, form: str) -> set[str]:
+    """Writes the file; the characters that its font does not have."""
     matplotlib = _matplotlib()
     size = (MILLIMETRES * drawing.width / 25.4, MILLIMETRES * drawing.height / 25.4)
     scale = 72 * MILLIMETRES / 25.4  # points in a pixel of the drawing
@@ -73,12 +86,19 @@ def _write_printed(path: FilePath, drawing: Drawing, form: str) -> None:
                 _put_text(axes, shape, scale, order)
             else:
                 _put_path(axes, shape, scale, order)
-        metadata: dict[str, Any] = {"Title": drawing.title}
+        metadata: dict[str, Any] = {"Title": printable(drawing.title)}
         if form == "pdf":
             metadata |= {"CreationDate": None}
         data = io.BytesIO()
-        figure.savefig(data, format=form, dpi=DPI, metadata=metadata)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            figure.savefig(data, format=form, dpi=DPI, metadata=metadata)
     write_bytes(path, data.getvalue())
+    glyphs = (_GLYPH.match(str(warning.message)) for warning in said)
+    return {chr(int(found[1])) for found in glyphs if found}
+
+
+_GLYPH = re.compile(r"Glyph (\d+) .*missing from font")
 
 
 def _put_path(axes: Any, path: Path, scale: float, order: int) -> None:
@@ -102,7 +122,7 @@ def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
     put = axes.text(
         text.x,
         text.y,
-        text.text,
+        printable(" ".join(text.text.split())),  # a line break in a name is no second line
         parse_math=False,  # a dollar in a name is a dollar
         fontsize=text.size * scale,
         color=ROLES[text.role],

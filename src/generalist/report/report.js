@@ -27,7 +27,8 @@
   const sort = (table, column) => {
     const heads = [...table.tHead.rows[0].cells];
     // The first click on figures brings the largest to the top, on names the first.
-    const first = heads[column].dataset.first ?? (column === 0 ? "ascending" : "descending");
+    const figures = [...table.tBodies[0].rows].every((row) => !Number.isNaN(Number(value(row, column))));
+    const first = figures && column > 0 ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
     const order = heads[column].ariaSort === first ? other : first;
     heads.forEach((head, i) => { head.ariaSort = i === column ? order : "none"; });
@@ -61,7 +62,8 @@
 
   // What a figure says of a point, beside the pointer; the tables say the same without one.
   const tip = document.getElementById("tip");
-  document.addEventListener("pointermove", (event) => {
+  const hide = () => { tip.hidden = true; };
+  const show = (event) => {
     const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
     tip.hidden = target === null;
     if (target === null) return;
@@ -71,5 +73,9 @@
     const below = event.clientY + 16;
     tip.style.left = `${Math.max(8, left)}px`;
     tip.style.top = `${below + box.height > innerHeight ? event.clientY - box.height - 12 : below}px`;
-  });
+  };
+  document.addEventListener("pointermove", show);
+  document.addEventListener("pointerdown", show); // a finger does not hover
+  document.addEventListener("scroll", hide, { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 })();

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of
+from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of, run_names
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
@@ -174,6 +174,16 @@ class Network:
     def main(self) -> Evaluated:
         return self.evaluations[0]
 
+    def said(self, what: Literal["warnings", "notes"]) -> list[str]:
+        """What any of its evaluations warned of or noted, once: figures on the page may be of each of them."""
+        return list(dict.fromkeys(text for found in self.evaluations for text in getattr(found.summary, what)))
+
+    @property
+    def mixture(self) -> Path | None:
+        """The file of a mixture of the dial, where it is one."""
+        path = self.run.path / "mix" / f"{self.row.subject}.safetensors"
+        return path if path.is_file() else None
+
     @property
     def shift(self) -> Shifted | None:
         """The corruptions of the largest evaluation that has any."""
@@ -203,25 +213,11 @@ def collect(paths: Sequence[Path], *, trust_code: bool = False) -> Collection:
         raise GeneralistError("name at least one run to report on")
     if len(paths) > MOST_RUNS:
         raise GeneralistError(f"a page holds at most {MOST_RUNS} runs, not {len(paths)}")
-    resolved = [path.resolve() for path in paths]
-    if len(set(resolved)) < len(paths):
-        twice = next(path for i, path in enumerate(paths) if resolved[i] in resolved[:i])
-        raise GeneralistError(f"{twice} is named twice: name each run once")
-    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, unique_names(resolved), strict=True)]
+    runs = [_run(path, name, trust_code=trust_code) for path, name in zip(paths, run_names(paths), strict=True)]
     networks: list[Network] = []
     for run in runs:
         networks += _networks(run, first=len(networks), trust_code=trust_code)
     return Collection(runs, networks)
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many more as tell it from the others."""
-    depth = 1
-    while True:
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names) or all(depth >= len(path.parts) for path in paths):
-            return names
-        depth += 1
 
 
 def _run(path: Path, name: str, *, trust_code: bool) -> Run:

@@ -104,6 +104,8 @@ def disagreements(records: Sequence[Recorded], *, most: int, device: str, trust_
         chosen = _by_turns(found, most)
         cases += [case for pair in chosen if (case := viewer.case(kind, group[pair[0]], group[pair[1]], pair[2]))]
     notes = list(viewer.notes)
+    if len(kinds) == 1 and any(entry.threats for entry in group):
+        notes.append("under attack they are not compared: there is no threat in which all of them were attacked")
     if len(group) < len(records):
         left = [entry.network.name for entry in records if entry not in group]
         notes.append(f"evaluated on other images, and left out here: {', '.join(left)}")
@@ -240,8 +242,9 @@ class _Viewer:
         if network.series not in self.models:
             self.models[network.series] = None
             try:
+                source = (network.mixture, "best") if network.mixture else (network.run.path, network.row.subject)
                 self.models[network.series] = api.load(
-                    network.run.path, which=network.row.subject, device=self.device, trust_code=self.trust_code
+                    source[0], which=source[1], device=self.device, trust_code=self.trust_code
                 )
             except GeneralistError as error:
                 self._note(f"{network.name}: images are not shown: {error}")

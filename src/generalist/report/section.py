@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from generalist.compare import Cell
 from generalist.report.drawing import Drawing
 from generalist.report.html import Content, Html, command, folded, join, tag
-from generalist.report.runs import Run
+from generalist.report.runs import Network, Run
 from generalist.report.svg import inline
 
 
@@ -73,6 +73,14 @@ def with_interval(cell: Cell) -> Html:
 def called(name: str, run: Run, *more: str) -> str:
     """The command `generalist NAME RUN MORE`, quoted for a shell."""
     return shlex.join(["generalist", name, str(run.path), *more])
+
+
+def evaluating(network: Network, *more: str) -> str:
+    """The command that evaluates a network of a run into that run."""
+    if network.mixture is not None:
+        place = str(network.run.path / "evaluation")
+        return shlex.join(["generalist", "evaluate", str(network.mixture), "--out", place, *more])
+    return called("evaluate", network.run, "--model", network.row.subject, *more)
 
 
 def names(texts: Sequence[str], most: int = 6) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from generalist.compare import Comparison, Row, published
+from generalist.compare import UNION_MEAN, UNION_WORST, Row, parts_of, published, ranked, side_by_side
+from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import ranked
 from generalist.report.drawing import heat_ink, heat_role
-from generalist.report.html import Html, folded, short, table, tag
+from generalist.report.html import Html, folded, join, short, table, tag
 from generalist.report.plots import dots, heat_map
 from generalist.report.printed import file_name
 from generalist.report.runs import Collection, Corruptions, Network
@@ -16,6 +17,7 @@ from generalist.report.section import Section, called, grid, names, note, number
 
 MOST_CLASSES = 40
 """By class, more rows than this are not read; the hardest classes are kept."""
+MOST_KINDS = 12
 MOST_COLUMNS = 60
 """Attacks and threats, and corruptions: more than anybody measures."""
 UNION = "union"
@@ -29,32 +31,37 @@ def attacks_section(found: Collection) -> Section:
     if not found.networks:
         section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
         return section
-    named = {id(network.row): network.name for network in found.networks}
-    ours = [network.row for network in found.networks]
-    rows = [*ours, *published(ours)]
-    columns = ranked(column for row in ours for column in row.cells)[:MOST_COLUMNS]
-    comparison = Comparison(rows, columns)
+    ours = [replace(network.row, name=network.name) for network in found.networks]
+    comparison = side_by_side([*ours, *published(ours)])
+    rows, columns = comparison.rows, comparison.columns[:MOST_COLUMNS]
     marks = comparison.marks()
     beside = len(rows) > len(ours)  # the papers' rows: only then is it a question whose a figure is
     body = [
         [
-            short(named.get(id(row), row.name), 80),
+            short(row.name, 80),
             *([row.source] if beside else []),
             short(row.method, 60),
             *(_figure(row, column, marks.get((number, column))) for column in columns),
         ]
         for number, row in enumerate(rows)
     ]
-    heads = ["network", *(["source"] if beside else []), "method", *columns]
+    heads = ["network", *(["source"] if beside else []), "method", *(_head(column) for column in columns)]
     caption = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
     named_columns = f"named-{3 if beside else 2}"
     methods = [row.method for row in rows]
     section.add(table(heads, body, caption=caption, sortable=True, methods=methods, classes=named_columns))
     if notes := comparison.footnotes():
         section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
-    said = {text: None for network in found.networks for text in network.main.summary.notes}
+    said = {text: None for network in found.networks for text in network.said("notes")}
     section.parts += [note(short(text)) for text in list(said)[:5]]
     return section
+
+
+def _head(column: str) -> Html:
+    """The attack above the threat, `union` above its kind: columns stay as narrow as their figures."""
+    first, second = parts_of(column)
+    lines = [*(first.split(" ", 1) if first in (UNION_MEAN, UNION_WORST) else [first]), *([second] if second else [])]
+    return join(lines[0], *(part for line in lines[1:] for part in (tag("br"), line)))
 
 
 def _figure(row: Row, column: str, mark: int | None) -> Html:
@@ -69,54 +76,98 @@ def _figure(row: Row, column: str, mark: int | None) -> Html:
 # -- by class ---------------------------------------------------------------------------------------------------------
 
 
+ByClass = dict[str, dict[str, Measured]]
+"""By class, then natural, threat or union."""
+
+
 def classes_section(found: Collection) -> Section:
     section = Section("classes", "By class", "Classes")
-    networks = [network for network in found.networks if network.main.summary.classes]
+    networks = [network for network in found.networks if any(e.summary.classes for e in network.evaluations)]
     if not networks:
         section.missing("No accuracies by class", [called("evaluate", run) for run in found.runs])
         return section
-    by_class = [network.main.summary.classes for network in networks]
-    every = list(dict.fromkeys(name for classes in by_class for name in classes))
-    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)[:12]
-    if len(kinds) <= 3:  # of one threat the union is that threat, and of none the natural accuracy
-        kinds = [kind for kind in kinds if kind != UNION]
-    chosen = every if len(every) <= MOST_CLASSES else _hardest(networks, every)
-    if len(chosen) < len(every):
-        section.add(note(f"The {len(chosen)} hardest of {len(every)} classes; the rest is in summary.json of each."))
-    section.add(grid(*(_kind(section, kind, chosen, networks) for kind in kinds)))
-    measured = [m for classes in by_class for accuracies in classes.values() for m in accuracies.values()]
+    sets = list(dict.fromkeys(network.row.dataset for network in networks))
+    for data in sets:
+        if len(sets) > 1:  # classes of one name in two data sets are two classes
+            section.add(tag("h3", short(data, 80)))
+        members = [network for network in networks if network.row.dataset == data]
+        _classes_of(section, members, [data] if len(sets) > 1 else [])
+    measured = [m for n in networks for kinds in _accuracies(n, UNION).values() for m in kinds.values()]
     fewest = min(m.total for m in measured)
     widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
-    text = f"Classes have few images, {fewest} or more: 95% intervals reach {100 * widest:.0f} points to either side."
+    text = (
+        f"Under attack: right in spite of everything that was tried on that network. Classes have few images, {fewest} "
+        f"or more: 95% intervals reach {100 * widest:.0f} points to either side."
+    )
     section.add(note(text))
     return section
 
 
-def _hardest(networks: Sequence[Network], every: Sequence[str]) -> list[str]:
+def _classes_of(section: Section, networks: Sequence[Network], prefix: Sequence[str]) -> None:
+    """The figures of one data set."""
+    unions = {_union(network) for network in networks} - {""}
+    by_class = [_accuracies(network, _union(network) if len(unions) > 1 else UNION) for network in networks]
+    every = list(dict.fromkeys(name for classes in by_class for name in classes))
+    kinds = ranked(kind for classes in by_class for accuracies in classes.values() for kind in accuracies)[:MOST_KINDS]
+    chosen = every if len(every) <= MOST_CLASSES else _hardest(by_class, every)
+    if len(chosen) < len(every):
+        section.add(note(f"The {len(chosen)} hardest of {len(every)} classes; the rest is in summary.json of each."))
+    shown = list(zip(networks, by_class, strict=True))
+    section.add(grid(*(_kind(section, kind, chosen, shown, prefix) for kind in kinds)))
+
+
+def _union(network: Network) -> str:
+    """What a network's union is called where others are over other threats; empty where it has none of two or more."""
+    threats = next((w for e in network.evaluations if len(w := e.summary.worst_case) > 1), {})
+    return f"{UNION} of {', '.join(ranked(threats))}" if threats else ""
+
+
+def _accuracies(network: Network, union: str) -> ByClass:
+    """Each accuracy of the largest evaluation that has it, the union under this name.
+
+    Of one threat the union is that threat, and of none the natural accuracy: such ones are left out.
+    """
+    found: ByClass = {}
+    for summary in (entry.summary for entry in network.evaluations):
+        for name, kinds in summary.classes.items():
+            own = found.setdefault(name, {})
+            for kind, measured in kinds.items():
+                if kind != UNION:
+                    own.setdefault(kind, measured)
+                elif len(summary.worst_case) > 1:
+                    own.setdefault(union, measured)
+    return found
+
+
+def _hardest(by_class: Sequence[ByClass], every: Sequence[str]) -> list[str]:
     def mean(name: str) -> float:
-        found = [m.value for n in networks for m in n.main.summary.classes.get(name, {}).values()]
+        found = [m.value for classes in by_class for m in classes.get(name, {}).values()]
         return sum(found) / len(found) if found else 1.0
 
     kept = set(sorted(every, key=mean)[:MOST_CLASSES])
     return [name for name in every if name in kept]
 
 
-def _kind(section: Section, kind: str, classes: Sequence[str], networks: Sequence[Network]) -> Html:
-    values = {
-        network.name: {
-            name: accuracies[kind].value
-            for name, accuracies in network.main.summary.classes.items()
-            if kind in accuracies
-        }
-        for network in networks
-    }
-    rows = [(network.name, network.series, values[network.name]) for network in networks if values[network.name]]
-    words = {NATURAL: "Natural", UNION: "Union: right under every threat"}
-    title = words.get(kind, f"Under attack, {kind}")
-    body = [[short(name, 60), *(_heat(values[network.name].get(name)) for network in networks)] for name in classes]
-    heads = ["class", *(short(network.name, 60) for network in networks)]
+def _kind(
+    section: Section,
+    kind: str,
+    classes: Sequence[str],
+    networks: Sequence[tuple[Network, ByClass]],
+    prefix: Sequence[str],
+) -> Html:
+    values = [
+        {name: accuracies[kind].value for name, accuracies in by_class.items() if kind in accuracies}
+        for _, by_class in networks
+    ]
+    having = [(network, found) for (network, _), found in zip(networks, values, strict=True) if found]
+    union, _, of = kind.partition(" of ")
+    words = {NATURAL: "Natural", UNION: f"Union: right under {of or 'every threat'}"}
+    title = words.get(union, f"Under attack, {kind}")
+    body = [[short(name, 60), *(_heat(found.get(name)) for _, found in having)] for name in classes]
+    heads = ["class", *(short(network.name, 60) for network, _ in having)]
     details = numbers(table(heads, body, caption=f"{title}: accuracy (%) by class", sortable=True))
-    return section.figure(dots(file_name("classes", kind), title, classes, rows), details=details)
+    rows = [(network.name, network.series, found) for network, found in having]
+    return section.figure(dots(file_name("classes", *prefix, kind), title, classes, rows), details=details)
 
 
 def _heat(value: float | None) -> Html:

@@ -46,10 +46,10 @@ def _strips(entry: Recorded, examples: Examples, most: int) -> list[Html]:
     strips = []
     for threat in dict.fromkeys(examples.threat):
         positions = [i for i, name in enumerate(examples.threat) if name == threat][:most]
-        attack = examples.attack[positions[0]]
+        attacks = dict.fromkeys(short(examples.attack[i], 40) for i in positions)
         triples = [_triple(entry, examples, i) for i in positions]
         strips.append(
-            join(tag("h3", f"{short(threat, 40)}, {short(attack, 40)}"), tag("div", *triples, class_="strip"))
+            join(tag("h3", f"{short(threat, 40)}, {names(list(attacks))}"), tag("div", *triples, class_="strip"))
         )
     return strips
 

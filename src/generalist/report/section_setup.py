@@ -13,7 +13,7 @@ from generalist.evaluation.out_of_distribution import FAMILIES
 from generalist.recipe import to_yaml
 from generalist.report.html import folded, short, table, tag
 from generalist.report.runs import Collection, Evaluated, Network, Run
-from generalist.report.section import Section, called, note
+from generalist.report.section import Section, called, evaluating, note
 
 MOST_VALUE = 160
 MOST_TEXT = 50_000
@@ -123,7 +123,7 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
     columns = [str(name) for name in identity.get("columns", [])] if isinstance(identity.get("columns"), list) else []
     attacks = list(dict.fromkeys([NATURAL, *(name.partition("/")[0] for name in columns)]))
     threats = list(dict.fromkeys(name.partition("/")[2] for name in columns))
-    words = ["--model", network.row.subject, "--attacks", ",".join(attacks)]
+    words = ["--attacks", ",".join(attacks)]
     if (data := network.row.dataset) != network.run.recipe.data.name:
         words += ["--data", data.removesuffix("-test").removesuffix("-train")]
     words += ["--threats", ",".join(threats)] if threats else []
@@ -136,7 +136,7 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
         family = next((name for name, members in FAMILIES.items() if {*members} == {*listed}), None)
         words += ["--corruptions", family or ",".join(listed)]
     words += ["--perturbations"] if entry.shift is not None and entry.shift.perturbations is not None else []
-    return called("evaluate", network.run, *words)
+    return evaluating(network, *words)
 
 
 def _edge(learners: int, points: int) -> int:

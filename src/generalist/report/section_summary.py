@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from generalist.compare import UNION_MEAN, UNION_WORST, Cell
+from collections.abc import Mapping
+
+from generalist.compare import AUTOATTACK, UNION_MEAN, UNION_WORST, Cell, parts_of
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import AUTOATTACK, strongest, threats_of
+from generalist.report.choices import strongest, threats_of
 from generalist.report.drawing import Drawing, series_mark, series_role
 from generalist.report.html import Html, short, tag
 from generalist.report.plots import interval
-from generalist.report.runs import Collection, Network
+from generalist.report.runs import Collection, Evaluated, Network
 from generalist.report.section import Section, called, names, note, percent
 from generalist.report.svg import inline
 
@@ -26,13 +28,14 @@ def summary_section(found: Collection) -> Section:
         where = f" on {names([short(split, 60) for split in splits])}" if splits else ""
         section.add(
             note(
-                f"Accuracy in per cent{where}, with Wilson's 95% interval. An image counts as right under attack where "
-                "no attack that was run changes the answer: stronger attacks can only lower the number."
+                f"Accuracy in per cent{where}, with Wilson's 95% interval. An image counts as right under AutoAttack, "
+                "or in the worst case of several attacks, where none of these changes the answer: stronger attacks can "
+                "only lower the number. The union counts images that are right under every threat."
             )
         )
     warned: dict[str, list[str]] = {}
     for network in found.networks:
-        for text in network.main.summary.warnings:
+        for text in network.said("warnings"):
             warned.setdefault(text, []).append(short(network.name, 60))
     if warned:
         entries = [
@@ -56,15 +59,14 @@ def swatch(series: int) -> Html:
 def _card(network: Network) -> Html:
     row = network.row
     figures = [_figure("natural", row.cells[NATURAL])] if NATURAL in row.cells else []
-    for threat, attacks in list(threats_of(row).items())[:MOST_THREATS]:
-        attack, cell = strongest(attacks)
-        what = "AutoAttack" if attack == AUTOATTACK else f"{attack}, strongest run"
-        figures.append(_figure(threat, cell, what))
-    if UNION_WORST in row.cells:
-        figures.append(_figure("union", row.cells[UNION_WORST], "all threats"))
-    if UNION_MEAN in row.cells:
-        figures.append(_figure("mean", row.cells[UNION_MEAN], "over threats: papers' union"))
-    about = f"{row.method} · {row.dataset} · {row.model}"
+    figures += [_robust(network, threat, attacks) for threat, attacks in list(threats_of(row).items())[:MOST_THREATS]]
+    for column, cell in row.cells.items():
+        union, of = parts_of(column)
+        if union == UNION_WORST:
+            figures.append(_figure("union", cell, of or "all threats"))
+        elif union == UNION_MEAN:
+            figures.append(_figure("mean", cell, of or "over threats: papers' union"))
+    about = " · ".join([row.method, row.dataset, row.model, *([f"{row.images} images"] if row.images else [])])
     return tag(
         "article",
         tag("h3", swatch(network.series), short(network.name, 80)),
@@ -73,6 +75,25 @@ def _card(network: Network) -> Html:
         class_="card",
         data_method=row.method,
     )
+
+
+def _robust(network: Network, threat: str, attacks: Mapping[str, Cell]) -> Html:
+    """AutoAttack where it was run; else what is left by all attacks of one evaluation together."""
+    attack, cell = strongest(attacks)
+    if attack == AUTOATTACK:
+        return _figure(threat, cell, "AutoAttack")
+    for found in network.evaluations:
+        together, tried = found.summary.worst_case.get(threat), _tried(found, threat)
+        if together is not None and tried > 1 and together.total == cell.samples:
+            worst = Cell(together.value, *together.interval, together.total)
+            return _figure(threat, worst, f"worst of {tried} attacks")
+    return _figure(threat, cell, f"{attack} alone" if len(attacks) == 1 else f"{attack}, strongest")
+
+
+def _tried(found: Evaluated, threat: str) -> int:
+    """Attacks of an evaluation in a threat."""
+    columns = found.summary.identity.get("columns")
+    return sum(parts_of(str(name))[1] == threat for name in columns) if isinstance(columns, list) else 0
 
 
 def _figure(name: str, cell: Cell, what: str = "") -> Html:

@@ -1,19 +1,19 @@
-"""The trade-off: networks, dial curves and the papers in two planes; the simplex of a dial of three learners."""
+"""The trade-off: networks, dial curves and the papers in two planes; the dials, as a simplex for three learners."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generalist.compare import Row, paper_rows
+from generalist.compare import Row, paper_rows, ranked
 from generalist.dial import Curve, Measured, Point
 from generalist.evaluation.accuracy import NATURAL
-from generalist.report.choices import Choice, choose, ranked
+from generalist.report.choices import Choice, choose
 from generalist.report.html import Html, short, table, tag
 from generalist.report.planes import Spot, Way, plane
 from generalist.report.plots import Corner, simplex
 from generalist.report.printed import file_name
 from generalist.report.runs import Collection, Network, Run
-from generalist.report.section import Section, called, grid, names, note, numbers, percent
+from generalist.report.section import Section, called, evaluating, grid, names, note, numbers, percent
 
 Axis = tuple[str, str, str]
 """The column of a comparison, the name of a dial's accuracy, and the words for both."""
@@ -21,26 +21,64 @@ Axis = tuple[str, str, str]
 
 def tradeoff_section(found: Collection) -> Section:
     section = Section("tradeoff", "Trade-off")
-    linf, l2 = choose(found.networks, "linf"), choose(found.networks, "l2")
-    natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
-    pairs: list[tuple[str, Axis, Axis]] = []
-    if linf:
-        pairs.append(("natural-linf", natural, _axis(linf)))
-    if linf and l2:
-        pairs.append(("linf-l2", _axis(linf), _axis(l2)))
-    elif l2:
-        pairs.append(("natural-l2", natural, _axis(l2)))
+    linf, l2 = _choices(found.networks)
+    l1 = choose(found.networks, "l1") if linf is None and l2 is None else None
+    pairs = _pairs(found.networks, linf, l2 or l1)
     papers = _papers(found.networks)
     if pairs:
         section.add(_filter(found, papers))
         section.add(grid(*(_plane(section, key, found, papers, x, y) for key, x, y in pairs)))
-    if pairs:
         section.add(note("Bars are 95% intervals. Hollow marks at the edge lie outside, at the figures beside them."))
-    for choice in (linf, l2):
-        if choice and choice.note:
-            section.add(note(choice.note))
+    chosen = [choice for choice in (linf, l2, l1) if choice]
+    section.parts += [note(choice.note) for choice in chosen if choice.note]
+    _left_out(section, found.networks, chosen)
+    _several_sets(section, found.networks)
     _explain(section, found, papers, pairs)
     return section
+
+
+def _choices(networks: Sequence[Network]) -> tuple[Choice | None, Choice | None]:
+    """The columns of linf and l2; that of l2 is one that most of the networks have which have the one of linf."""
+    linf = choose(networks, "linf")
+    both = [network for network in networks if linf and linf.column in network.row.cells]
+    return linf, choose(both, "l2") or choose(networks, "l2")
+
+
+def _pairs(networks: Sequence[Network], linf: Choice | None, other: Choice | None) -> list[tuple[str, Axis, Axis]]:
+    """Natural against linf, linf against l2 (or what other norm there is); natural against that where no network has
+    both. None that is empty."""
+    natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
+    wanted: list[tuple[str, Axis, Axis]] = []
+    if linf:
+        wanted.append(("natural-linf", natural, _axis(linf)))
+    norm = other.threat.partition(":")[0] if other else ""
+    if other and linf and any({linf.column, other.column} <= network.row.cells.keys() for network in networks):
+        wanted.append((f"linf-{norm}", _axis(linf), _axis(other)))
+    elif other:
+        wanted.append((f"natural-{norm}", natural, _axis(other)))
+    return [pair for pair in wanted if any({pair[1][0], pair[2][0]} <= n.row.cells.keys() for n in networks)]
+
+
+def _left_out(section: Section, networks: Sequence[Network], chosen: Sequence[Choice]) -> None:
+    """Which networks are not in every plane, and what would put them there."""
+    lacking = [network for network in networks if any(choice.column not in network.row.cells for choice in chosen)]
+    if not lacking:
+        return
+    attacks = ",".join(dict.fromkeys([NATURAL, *(choice.attack for choice in chosen)]))
+    threats = ",".join(choice.threat for choice in chosen)
+    more = ["--threats", threats, "--attacks", attacks]
+    commands = [evaluating(network, *more) for network in lacking]
+    who, what = names([short(network.name, 60) for network in lacking]), " or ".join(c.column for c in chosen)
+    section.missing(f"Not in every plane, without {what}: {who}", commands)
+
+
+def _several_sets(section: Section, networks: Sequence[Network]) -> None:
+    by_set: dict[str, list[str]] = {}
+    for network in networks:
+        by_set.setdefault(network.row.dataset, []).append(short(network.name, 60))
+    if len(by_set) > 1:
+        listed = "; ".join(f"{short(data, 60)}: {names(who)}" for data, who in by_set.items())
+        section.add(note(f"Only networks of one data set can be compared. {listed}."))
 
 
 def _axis(choice: Choice) -> Axis:
@@ -152,47 +190,33 @@ def _explain(section: Section, found: Collection, papers: Sequence[Row], pairs: 
 
 
 def dial_section(found: Collection) -> Section | None:
-    """Triangles of every dial of three learners; None where no run has one."""
-    runs = [run for run in found.runs if len(run.recipe.learners) == 3 or (run.curve and len(run.curve.own_gamma) == 3)]
+    """Every dial: its points, and triangles where there are three learners. None where no run has several learners."""
+    runs = [run for run in found.runs if len(run.recipe.learners) == 3 or run.curve is not None]
     if not runs:
         return None
     section = Section("dial", "The dial", "Dial")
-    curves = [(run, run.curve) for run in runs if run.curve is not None and len(run.curve.own_gamma) == 3]
-    for run, curve in curves:
-        _triangles(section, run, curve)
-    drawn = [run for run, _ in curves]
-    if drawn:
+    curves = [(run, run.curve) for run in runs if run.curve is not None]
+    of_three = [(run, curve) for run, curve in curves if len(curve.own_gamma) == 3]
+    for run, curve in of_three:
+        _one_dial(section, run, curve)
+    if of_three:
         section.add(
             note(
                 "Each dot is a network mixed from three learners by its place in the triangle; brighter is more "
                 "accurate. Rings: no other point is as good everywhere and better somewhere. Cross: the run's own."
             )
         )
-    if lacking := [run for run in runs if run not in drawn]:
+    for run, curve in curves:
+        if len(curve.own_gamma) != 3:
+            _one_dial(section, run, curve)
+    if lacking := [run for run in runs if run.curve is None]:
         text = f"No dial curve of {names([run.name for run in lacking])}"
         section.missing(text, [called("mix", run, "--curve", "6") for run in lacking])
     return section
 
 
-def _triangles(section: Section, run: Run, curve: Curve) -> None:
-    learners = [short(name, 40) for name in curve.own_gamma]
+def _one_dial(section: Section, run: Run, curve: Curve) -> None:
     columns = ranked(curve.points[0].validation)
-    figures = []
-    for column in columns:
-        corners = [
-            Corner(
-                (shares[0], shares[1], shares[2]),
-                100 * _measured(point)[column].value,
-                f"{_gammas(point)}\n{column} {percent(_measured(point)[column].value)}%",
-                point.pareto,
-            )
-            for point in curve.points
-            for shares in [list(point.gamma.values())]
-        ]
-        own = list(curve.own_gamma.values())
-        figures.append(
-            section.figure(simplex(file_name("dial", run.name, column), f"{column} (%)", learners, corners, own))
-        )
     rows = [
         [
             _gammas(point),
@@ -205,7 +229,28 @@ def _triangles(section: Section, run: Run, curve: Curve) -> None:
     details = numbers(table(["shares", *columns, "Pareto"], rows, caption=title, sortable=True))
     suggestion = [curve.suggestion.text] if curve.suggestion else []
     said = [note(short(text[:1].upper() + text[1:])) for text in [*suggestion, *curve.notes[:3]]]
-    section.add(tag("h3", short(run.name, 80)), grid(*figures), *said, details)
+    figures = _triangles(section, run, curve, columns) if len(curve.own_gamma) == 3 else []
+    section.add(tag("h3", short(run.name, 80)), *([grid(*figures)] if figures else []), *said, details)
+
+
+def _triangles(section: Section, run: Run, curve: Curve, columns: Sequence[str]) -> list[Html]:
+    learners = [short(name, 40) for name in curve.own_gamma]
+    own = list(curve.own_gamma.values())
+    figures = []
+    for column in columns:
+        corners = [
+            Corner(
+                (shares[0], shares[1], shares[2]),
+                100 * _measured(point)[column].value,
+                f"{_gammas(point)}\n{column} {percent(_measured(point)[column].value)}%",
+                point.pareto,
+            )
+            for point in curve.points
+            for shares in [list(point.gamma.values())]
+        ]
+        title = f"{column} accuracy (%)"
+        figures.append(section.figure(simplex(file_name("dial", run.name, column), title, learners, corners, own)))
+    return figures
 
 
 def _images(curve: Curve) -> str:

@@ -46,7 +46,9 @@ def _curves(section: Section, run: Run) -> Html:
     kinds = list(dict.fromkeys(kind for epoch in validated for kind in _accuracy(epoch, GLOBAL)))[:8]
     learners = _learners(run)
     subjects = [GLOBAL, *learners] if len(learners) > 1 else [GLOBAL]
-    panels = [(f"{short(kind, 30)}", "%", {name: _accuracy_of(name, kind) for name in subjects}) for kind in kinds]
+    panels = [
+        (f"{short(kind, 30)} accuracy", "%", {name: _accuracy_of(name, kind) for name in subjects}) for kind in kinds
+    ]
     panels.append(("training loss", "", {name: _loss_of(name) for name in learners}))
     if len(learners) > 1:
         panels.append(("gamma", "share", {name: _gamma_of(name) for name in learners}))
@@ -72,7 +74,9 @@ def _panel(section: Section, run: Run, title: str, unit: str, series: dict[str, 
         return None
     marks = thinned([float(epoch.epoch) for epoch in run.epochs if epoch.redistributed], MOST_MARKS)
     alt = f"{short(run.name, 80)}: {title} by epoch, of {', '.join(line.name for line in drawn)}"
-    drawing = lines(file_name("training", run.name, title), title, unit, drawn, marks, alt=alt)
+    drawing = lines(
+        file_name("training", run.name, title.removesuffix(" accuracy")), title, unit, drawn, marks, alt=alt
+    )
     return section.figure(drawing, details=numbers(_table(run, alt, series)))
 
 
