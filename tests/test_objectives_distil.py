@@ -125,7 +125,7 @@ def test_without_a_teacher_it_is_plain_training(tmp_path: Path) -> None:
 
 def test_another_architecture_is_refused(taught: Path, tmp_path: Path) -> None:
     toy = Toy({**AT, "teacher": str(taught)}, tmp_path)
-    distilled(toy).teacher.linear = nn.Linear(7, 3)
+    toy.model.linear = nn.Linear(7, 3)
     with pytest.raises(GeneralistError, match=r"objective\.teacher: .* another architecture: 'linear\.weight' differs"):
         toy.objective.epoch_start(1)
 

@@ -152,10 +152,14 @@ EXPLAINED = (
 )
 
 
+def _identity(summary: dict[str, Any]) -> dict[str, Any]:
+    known = summary.get("identity")
+    return known if isinstance(known, dict) else {}
+
+
 def _conditions(summary: dict[str, Any]) -> str:
     """Version, device and seed of an evaluation, as far as it says them."""
-    known = summary.get("identity")
-    identity: dict[str, Any] = known if isinstance(known, dict) else {}
+    identity = _identity(summary)
     said = {"generalist": identity.get("version"), "device": summary.get("device"), "seed": identity.get("seed")}
     listed = ", ".join(f"{name} {escaped(str(value))}" for name, value in said.items() if value is not None)
     return f" Evaluated by: {listed}." if listed else ""
@@ -163,8 +167,7 @@ def _conditions(summary: dict[str, Any]) -> str:
 
 def _attacks(summary: dict[str, Any]) -> list[str]:
     """Every attack with its settings."""
-    known = summary.get("identity")
-    attacks = known.get("attacks") if isinstance(known, dict) else None
+    attacks = _identity(summary).get("attacks")
     if not isinstance(attacks, dict) or not attacks:
         return []
     listed = "; ".join(f"{escaped(str(name))} {escaped(str(settings))}" for name, settings in attacks.items())

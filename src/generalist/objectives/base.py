@@ -83,6 +83,14 @@ class LearnerView:
     """Means over the batch, from means over the part of it that this process has: what an objective needs that does
     anything but add up gradients (a norm, a cosine, a running accuracy). Ranks that share batches call it alike."""
 
+    def weights_of(self, source: str, *, field: str) -> dict[str, Tensor]:
+        """What `artefact` has, if it is of the learner's architecture; `field` is the option that names it."""
+        state, own = self.artefact(source), self.model.state_dict()
+        for name, tensor in own.items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise GeneralistError(f"objective.{field}: {source!r} is another architecture: {name!r} differs")
+        return {name: state[name] for name in own}
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits in at least single precision."""
         with computing_in(self.autocast, x.device):

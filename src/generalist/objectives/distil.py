@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from generalist.attacks.threats import widen
-from generalist.core.errors import GeneralistError
 from generalist.core.options import Decay, Fraction, Positive
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
@@ -24,6 +23,7 @@ from generalist.objectives.base import (
     Progress,
     accuracy,
 )
+from generalist.tensors.averages import warm_decay
 from generalist.tensors.modes import computing_in
 
 
@@ -69,19 +69,13 @@ class Distilled(Objective):
     def epoch_start(self, epoch: int) -> None:
         """The first time: only now an earlier stage has run, and the learner has the weights that it starts from."""
         if not self.ready:
-            self._load(self.learner.model.state_dict() if self.source is None else self.learner.artefact(self.source))
+            own, source = self.learner.model.state_dict(), self.source
+            self.teacher.load_state_dict(own if source is None else self.learner.weights_of(source, field="teacher"))
             self.ready.fill_(True)
 
-    def _load(self, state: dict[str, Tensor]) -> None:
-        for name, tensor in self.teacher.state_dict().items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise GeneralistError(f"objective.teacher: {self.source!r} is another architecture: {name!r} differs")
-            tensor.copy_(state[name])
-
-    @torch.no_grad()
     def redistributed(self) -> None:
         if self.source is None:
-            self._load(self.learner.model.state_dict())
+            self.teacher.load_state_dict(self.learner.model.state_dict())
 
     @torch.no_grad()
     def answers(self, batch: Batch, progress: Progress) -> Tensor:
@@ -96,7 +90,7 @@ class Distilled(Objective):
         own = self.learner.model.state_dict()
         pairs = [(old, own[name]) for name, old in self.teacher.state_dict().items() if old.is_floating_point()]
         olds, currents = [old for old, _ in pairs], [current for _, current in pairs]
-        share = (9 / (progress.step.double() + 10)).clamp_min(1 - self.decay)
+        share = 1 - warm_decay(progress.step.double(), self.decay, warmup=True)
         moves = torch._foreach_sub(currents, olds)
         torch._foreach_mul_(moves, share.to(olds[0].dtype))
         torch._foreach_add_(olds, moves)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import pgd
 from generalist.core import random
-from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch, iterate
 from generalist.objectives.base import (
     OBJECTIVES,
@@ -102,7 +101,7 @@ class RobustModeConnectivity(Wrapper):
     def _read_ends(self) -> None:
         """Fetch the two networks, and start at their mean."""
         assert isinstance(self.options, RmcOptions)
-        states = [self._state_of(source) for source in self.options.ends]
+        states = [self.learner.weights_of(source, field="ends") for source in self.options.ends]
         for end, state in zip(self.ends, states, strict=True):
             for name, tensor in end.items():
                 tensor.copy_(state[name])
@@ -110,14 +109,6 @@ class RobustModeConnectivity(Wrapper):
             if tensor.is_floating_point():
                 first, last = (state[name].to(tensor.device, tensor.dtype) for state in states)
                 tensor.copy_((first + last) / 2)
-
-    def _state_of(self, source: str) -> dict[str, Tensor]:
-        """The network at an end, if it is of the learner's architecture."""
-        state = self.learner.artefact(source)
-        for name, tensor in self.learner.model.state_dict().items():
-            if name not in state or state[name].shape != tensor.shape:
-                raise GeneralistError(f"objective.ends: {source!r} is another architecture: {name!r} differs")
-        return state
 
     def position(self, progress: Progress) -> Tensor:
         """The t of this iteration."""

@@ -17,6 +17,7 @@ from generalist.report.html import printable
 from generalist.report.svg import MILLIMETRES, file_text
 
 FORMATS = ("svg", "pdf", "png")
+_GLYPH = re.compile(r"Glyph (\d+) .*missing from font")
 DPI = 300
 
 
@@ -96,9 +97,6 @@ def _write_printed(path: FilePath, drawing: Drawing, form: str) -> set[str]:
     write_bytes(path, data.getvalue())
     glyphs = (_GLYPH.match(str(warning.message)) for warning in said)
     return {chr(int(found[1])) for found in glyphs if found}
-
-
-_GLYPH = re.compile(r"Glyph (\d+) .*missing from font")
 
 
 def _put_path(axes: Any, path: Path, scale: float, order: int) -> None:

@@ -5,19 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from generalist.tensors.averages import truncated_mean, warm_decay
 from generalist.tensors.flat import Flat
 from generalist.training.options import AveragingOptions
-
-
-def warm_decay(count: Tensor, decay: float, *, warmup: bool) -> Tensor:
-    """The share of the old average kept at iteration `count`, counted from 0."""
-    full = torch.full_like(count, decay)
-    return torch.minimum(full, (count + 1) / (count + 10)) if warmup else full
-
-
-def truncated_mean(old: Tensor, new: Tensor, decay: Tensor) -> Tensor:
-    """An integer average as copying floats into an integer tensor makes it."""
-    return (decay * old + (1 - decay) * new).to(torch.int64)
 
 
 class Average:

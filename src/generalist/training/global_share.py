@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from generalist.training.averaging import truncated_mean, warm_decay
+from generalist.tensors.averages import truncated_mean, warm_decay
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
 from generalist.training.mixing_options import MixingOptions
