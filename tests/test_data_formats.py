@@ -326,6 +326,18 @@ def test_damaged_svhn(tmp_path: Path) -> None:
             read_svhn(tmp_path / "x.mat")
 
 
+def test_svhn_of_a_size_that_no_set_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by its header: 40 kB of zeros, compressed, can be 40 GB of memory."""
+    io = pytest.importorskip("scipy.io")
+    images = np.zeros((32, 32, 3, 4), np.uint8)
+    io.savemat(tmp_path / "x.mat", {"X": images, "y": np.ones((4, 1), np.uint8)}, do_compression=True)
+    assert len(read_svhn(tmp_path / "x.mat")) == 4
+    monkeypatch.setattr("generalist.data.svhn.MOST_VALUES", images.size - 1)
+    monkeypatch.setattr(io, "loadmat", lambda *_, **__: pytest.fail("the array was read"))
+    with pytest.raises(DataError, match="larger than any set of SVHN"):
+        read_svhn(tmp_path / "x.mat")
+
+
 def test_svhn_without_scipy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(DataError, match=r"generalist-at\[svhn\]"):

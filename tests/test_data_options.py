@@ -37,6 +37,7 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"extra": {"ratio": 0.5, "file": "a", "name": "digits"}}, "one of the two"),
         ({"extra": {"ratio": 0.5, "name": "digit"}}, "did you mean 'digits'"),
         ({"extra": {"ratio": 1.0, "name": "digits"}}, "less than 1"),
+        ({"extra": {"ratio": 0.5, "name": "digits"}}, "is the training set itself"),
         ({"workers": 0}, "greater than or equal to 1"),
         ({"unknown": 1}, "Extra inputs"),
     ],
@@ -108,7 +109,8 @@ def test_extra_file(tmp_path: Path, names: tuple[str, str]) -> None:
 
 
 def test_extra_by_name() -> None:
-    extra = load_splits(DataOptions(extra=ExtraOptions(name="digits", ratio=0.5))).extra
+    options = DataOptions(name="arrays", extra=ExtraOptions(name="digits", ratio=0.5))
+    extra = load_splits(options, arrays=load_splits(DataOptions()).train).extra
     assert extra is not None and len(extra) == 1297
 
 

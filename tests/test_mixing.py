@@ -24,6 +24,7 @@ from training_helpers import (
 )
 
 from generalist.core.run import RunDirectory
+from generalist.recipe import Recipe
 from generalist.training.artefacts import load_weights
 from generalist.training.loop import Trainer
 from generalist.training.measures import Regret, drift, ensemble, mixing_gap
@@ -211,6 +212,25 @@ def test_the_papers_epochs() -> None:
     assert due == [75, 80, 85, 90, 95, 100, 105, 110, 115]
     published = tiny_recipe(style="published-code").mixing.redistribution
     assert [epoch for epoch in range(1, 121) if published.due(epoch, 120)] == [*due, 120]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "due"), [(2, {1}), (10, {6, 7, 8, 9}), (15, set(range(9, 15))), (48, set(range(30, 48, 2)))]
+)
+def test_short_training_redistributes_as_often_for_its_length(epochs: int, due: set[int]) -> None:
+    """Each epoch at most, lest gamma move to learners that have gone apart."""
+    redistribution = tiny_recipe().mixing.redistribution
+    assert {epoch for epoch in range(1, epochs + 1) if redistribution.due(epoch, epochs)} == due
+    assert redistribution.interval(200) == 5
+
+
+def test_one_learner_restarts_from_its_average_only_where_the_recipe_says_so() -> None:
+    def due(recipe: Recipe) -> list[int]:
+        return [epoch for epoch in range(1, 5) if recipe.redistribution().due(epoch, 4)]
+
+    assert due(tiny_recipe([NATURAL])) == []
+    assert due(tiny_recipe([NATURAL], mixing={"redistribution": {"every": 1}})) == [3]
+    assert due(tiny_recipe([ROBUST, NATURAL])) == [3]
 
 
 # -- the end of an epoch ----------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_cifar_settings_are_the_papers(name: str) -> None:
         assert learner.optimizer.weight_decay == (7e-4 if wide else 3.5e-3)
         assert recipe.learning_rate(learner) == (0.1 if wide else 0.01)
     redistribution = recipe.mixing.redistribution
-    assert (redistribution.every, redistribution.first_epoch(120), recipe.mixing.decay) == (5, 75, 0.999)
+    assert (redistribution.interval(120), redistribution.first_epoch(120), recipe.mixing.decay) == (5, 75, 0.999)
 
 
 @pytest.mark.parametrize("name", sorted(IMAGENET))

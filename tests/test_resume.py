@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["train", "extra"])
 def test_other_images_than_before_are_refused(tmp_path: Path, part: str) -> None:
     """Whichever of them: an extra file that was written anew would go on as if nothing had happened."""
-    recipe = tiny_recipe([NATURAL], data={"extra": {"name": "digits", "ratio": "1/3"}}, train=FAST)
+    recipe = tiny_recipe([NATURAL], data={"name": "arrays", "extra": {"name": "digits", "ratio": "1/3"}}, train=FAST)
     splits = tiny_splits(extra=10)
     stop_after(recipe, tmp_path, epoch=1, splits=splits)
     changed = replace(splits, **{part: tiny_images(len(getattr(splits, part)), salt=7)})
@@ -422,8 +422,8 @@ def test_a_branch_goes_on_with_the_schedules_of_its_epoch(tmp_path: Path) -> Non
 
 def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:
     finished(tmp_path / "run")
-    with pytest.raises(RunError, match=r"no snapshot of epoch 3; kept: 2, 4"):
-        branch_files(f"{tmp_path / 'run'}@3", ["robust"])
+    with pytest.raises(RunError, match=r"no snapshot of epoch 1; kept: 2, 3, 4"):
+        branch_files(f"{tmp_path / 'run'}@1", ["robust"])
     with pytest.raises(RunError, match="not a run directory"):
         branch_files(str(tmp_path / "nowhere"), ["robust"])
     (tmp_path / "run" / "snapshots" / "4" / "global.safetensors").write_bytes(b"no weights")

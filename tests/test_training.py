@@ -270,7 +270,7 @@ def test_a_style_sets_its_whole_column(style: str) -> None:
     mixing, validation = recipe.mixing, recipe.validation
     assert mixing.redistribution.when == column["when"]
     assert mixing.redistribution.reset == column["reset"]
-    assert mixing.redistribution.every == 5
+    assert mixing.redistribution.interval(120) == 5
     assert mixing.redistribution.first_epoch(120) == 75
     positions, values = column["gamma"]
     assert mixing.gamma.positions == pytest.approx(positions)

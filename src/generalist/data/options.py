@@ -101,6 +101,10 @@ class DataOptions(Options):
     def _check(self) -> Self:
         if self.name == "folder" and self.root is None:
             raise ValueError("a folder needs `root`: the directory that has train/CLASS/image files")
+        if self.extra is not None and self.extra.name == self.name:
+            raise ValueError(
+                f"extra.name: {self.name} is the training set itself, with its held-out images: leave it out"
+            )
         if self.name != "folder":
             for name in ("resolution", "center_crop", "workers", "decoder", "corrupt"):
                 if getattr(self, name) != type(self).model_fields[name].default:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from generalist.data.files import find_file
 from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
+MOST_VALUES = 2**31
+"""In one array of a file; SVHN's largest set has 1.6e9. A small compressed file can claim any number."""
 
 
 @DATASETS.register("svhn")
@@ -39,10 +42,13 @@ def read_svhn(path: Path) -> ImageSet:
 
 def _read_mat(path: Path) -> dict[str, Any]:
     try:
-        from scipy.io import loadmat
+        from scipy.io import loadmat, whosmat
     except ImportError as error:
         raise DataError("SVHN's files need scipy: pip install 'generalist-at[svhn]'") from error
     try:
+        for name, shape, _ in whosmat(str(path)):
+            if name in ("X", "y") and math.prod(shape) > MOST_VALUES:
+                raise ValueError(f"{name} of shape {shape} is larger than any set of SVHN")
         content: dict[str, Any] = loadmat(str(path), variable_names=["X", "y"])
     except Exception as error:  # scipy's parser fails in many ways on a damaged file
         raise DataError(f"cannot read {path}: {error}; download it again") from error

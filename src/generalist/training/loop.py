@@ -157,7 +157,7 @@ class Trainer:
         self._save_model(self.directory.last, epoch=self.job.train.epochs)
 
     def _epoch(self, epoch: int, request: StopRequest) -> None:
-        train, redistribution = self.job.train, self.job.mixing.redistribution
+        train, redistribution = self.job.train, self.job.redistribution()
         done = self.step % self.steps_per_epoch
         if done == 0:
             for learner in self.own:
@@ -222,7 +222,7 @@ class Trainer:
             record |= self._validate(epoch, gammas)
         if self.job.keeps_snapshot(epoch):
             self._snapshot(epoch)
-        redistribution = self.job.mixing.redistribution
+        redistribution = self.job.redistribution()
         record["redistributed"] = redistribution.due(epoch, train.epochs)
         if record["redistributed"] and redistribution.when == "epoch-end":
             self._gather()

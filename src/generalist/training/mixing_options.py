@@ -17,8 +17,9 @@ DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1
 class RedistributionOptions(Options):
     """When the learners restart from the global learner."""
 
-    every: int = Field(default=5, ge=0, le=1_000_000)
-    """Redistribute every this many epochs (the papers' c); 0: never."""
+    every: int | None = Field(default=None, ge=0, le=1_000_000)
+    """Redistribute every this many epochs (the papers' c); 0: never. Left out: 5, in shorter training than the papers'
+    120 epochs a 24th of it, at least 1; never where a learner is alone."""
 
     start: Fraction = 0.625
     """First as a fraction of training (the papers' t': epoch 75 of 120)."""
@@ -38,17 +39,23 @@ class RedistributionOptions(Options):
         """t'. A half is rounded up."""
         return self.start_epoch if self.start_epoch is not None else max(1, int(self.start * epochs + 0.5))
 
+    def interval(self, epochs: int) -> int:
+        """c. A half is rounded up."""
+        return self.every if self.every is not None else min(5, max(1, int(5 * epochs / 120 + 0.5)))
+
     def due(self, epoch: int, epochs: int) -> bool:
         """Whether `epoch` (from 1) is one of those that redistribute."""
-        if self.every == 0 or epoch < self.first_epoch(epochs) or epoch % self.every != 0:
+        every = self.interval(epochs)
+        if every == 0 or epoch < self.first_epoch(epochs) or epoch % every != 0:
             return False
         return self.when == "every-iteration" or epoch < epochs
 
     def last_apart(self, epochs: int) -> int | None:
         """The last epoch at whose end no redistribution has happened yet; None where none ever does."""
-        if self.every == 0:
+        every = self.interval(epochs)
+        if every == 0:
             return None
-        first = -(-self.first_epoch(epochs) // self.every) * self.every
+        first = -(-self.first_epoch(epochs) // every) * every
         if first > epochs or not self.due(first, epochs):
             return None
         return first - 1 if self.when == "every-iteration" else first

@@ -21,7 +21,7 @@ from generalist.models import ModelOptions
 from generalist.objectives import ObjectiveChoice
 from generalist.objectives.base import class_of
 from generalist.tensors.optimizers import LEAD, OptimizerOptions
-from generalist.training.mixing_options import MixingOptions, Name
+from generalist.training.mixing_options import MixingOptions, Name, RedistributionOptions
 from generalist.training.parallel_options import ParallelOptions
 
 _TAKEN = {"global", "best", "last"}  # what `generalist.load` and the files of a run call the global learner
@@ -321,9 +321,15 @@ class Job(Options):
     def keeps_snapshot(self, epoch: int) -> bool:
         """Whether a run leaves a snapshot of `epoch`: see `train.snapshots.every`."""
         train, every = self.train, self.train.snapshots.every
-        apart = self.mixing.redistribution.last_apart(train.epochs)
+        apart = self.redistribution().last_apart(train.epochs)
         regular = every > 0 and epoch % every == 0
         return train.start_epoch < epoch <= train.epochs and (regular or epoch in (apart, train.epochs))
+
+    def redistribution(self) -> RedistributionOptions:
+        """When the learners restart. One alone would restart from its own average: only where the recipe says so."""
+        options = self.mixing.redistribution
+        alone = options.every is None and len(self.learners) == 1
+        return options.model_copy(update={"every": 0}) if alone else options
 
     def learning_rate(self, learner: LearnerOptions) -> float:
         """A learner's initial learning rate, where `lead` means the lead learner's."""
