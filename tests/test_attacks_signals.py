@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 
 import pytest
@@ -127,6 +128,15 @@ def test_a_network_that_takes_gradients_of_its_own() -> None:
     x = batch_for(model).x
     assert takes_gradients(Purifying(model), x) and not takes_gradients(model, x)
     assert sys.getprofile() is None and not answers_at_random(Purifying(model), x).any()
+
+
+def test_a_profiler_goes_on_after_it_was_asked_whether_a_network_takes_gradients() -> None:
+    model = network(dtype=torch.float32)
+    x = batch_for(model).x
+    with cProfile.Profile() as profiler:
+        assert not takes_gradients(model, x)
+        sum([1])
+    assert any("sum" in str(entry.code) for entry in profiler.getstats())
 
 
 def test_probabilities_are_no_logits() -> None:

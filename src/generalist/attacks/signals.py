@@ -73,7 +73,10 @@ def takes_gradients(model: Classifier, x: Tensor) -> bool:
         with borrowed(model):
             model(x)
     finally:
-        sys.setprofile(before)
+        enable = getattr(before, "enable", None)  # cProfile's is no function: Python names it, but cannot set it again
+        sys.setprofile(None if enable else before)
+        if enable:
+            enable()
     return bool(called)
 
 
