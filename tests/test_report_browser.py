@@ -132,7 +132,11 @@ def test_a_point_says_what_it_is(browser: Any, report: Path) -> None:
     with Visit(browser, report) as visit:
         tip = visit.page.locator("#tip")
         assert not tip.is_visible()
-        visit.page.locator("#tradeoff polygon[data-tip^='digits-at']").first.hover(force=True)
+        point = visit.page.locator("#tradeoff polygon[data-tip^='digits-at']").first
+        point.scroll_into_view_if_needed()
+        # Scrolling hides what was said, and says that it scrolled a frame later.
+        visit.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        point.hover(force=True)
         assert tip.is_visible() and "natural" in tip.inner_text()
         visit.page.locator("h1").hover()
         assert not tip.is_visible()
