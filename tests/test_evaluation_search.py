@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,16 @@ from attack_targets import trained
 from evaluation_helpers import L2, LINF, first_images, run, verdicts
 from torch import Tensor, nn
 
+from generalist.attacks.apgd import APGD, TargetedAPGD
+from generalist.attacks.fab import FAB
 from generalist.attacks.square import Square
+from generalist.data.sets import Batch
 from generalist.evaluation import suite
 from generalist.evaluation.classifier import AnyPrecision, InBfloat16
 from generalist.evaluation.cpu_network import CpuNetwork
 from generalist.evaluation.crew import Crew, StoppedError, crew_size
 from generalist.evaluation.packing import default_batch_size
-from generalist.evaluation.search import full_precision, half_precision
+from generalist.evaluation.search import Searched, full_precision, half_precision
 from generalist.models import ModelOptions, build_model
 from generalist.tensors.folding import trace
 
@@ -199,4 +203,49 @@ def test_the_size_of_crews_and_batches_follows_from_settings_alone(monkeypatch: 
     assert crew_size(torch.device("cuda"), batches=1000) == 1
     assert [default_batch_size(CPU, samples) for samples in (10, 500, 10_000)] == [64, 200, 256]
     sizes = [default_batch_size(torch.device("cuda"), samples) for samples in (10, 2000, 10_000)]
-    assert sizes == [256, 500, 1024]
+    assert sizes == [512, 1000, 1024]
+
+
+def test_copies_are_left_out_where_a_network_answers_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In float64, where rounding decides nothing: the same verdicts, and a search that sees few copies."""
+    model, images = copy.deepcopy(trained()).double(), first_images(70)
+    seen: list[int] = []
+
+    def row_by_row(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
+        found = full_precision(model, x, compiled=compiled)
+
+        def counted(x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return found.network(x)
+
+        return Searched(counted, folded=True, row_by_row=True)
+
+    attacks = ("natural", "apgd-ce", Square(queries=40))
+    run(model, images, tmp_path / "whole", attacks=attacks, batch_size=64)
+    monkeypatch.setattr(suite, "full_precision", row_by_row)
+    run(model, images, tmp_path / "part", attacks=attacks, batch_size=64)
+    assert verdicts(tmp_path / "part") == verdicts(tmp_path / "whole")
+    assert set(seen) == {32, 64}  # 70 images: a whole batch, and 6 that take 32 rows
+
+
+AUTOATTACK_IN_SHORT = [APGD(steps=20), TargetedAPGD(steps=20), FAB(targets=9, iterations=10), Square(queries=60)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [full_precision, half_precision])
+@pytest.mark.parametrize("threat", [LINF, L2], ids=str)
+@pytest.mark.parametrize("attack", AUTOATTACK_IN_SHORT, ids=lambda attack: attack.name)
+def test_on_a_gpu_what_is_found_does_not_depend_on_the_number_of_rows(attack: Any, threat: Any, precision: Any) -> None:
+    model = AnyPrecision(network("resnet18").cuda())
+    x = torch.rand(512, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
+    batch = Batch(x=x, y=model(x).argmax(1), index=torch.arange(512, device="cuda"))
+    rounds = torch.arange(512, device="cuda") % attack.rounds(10)
+    searched = precision(model, x[:8])
+    assert searched.row_by_row
+    whole = attack.run_round(searched.network, batch, rounds, threat=threat.build(), seed=0)
+    for rows in (32, 416):
+        part = Batch(x=batch.x[:rows], y=batch.y[:rows], index=batch.index[:rows])
+        found = attack.run_round(searched.network, part, rounds[:rows], threat=threat.build(), seed=0)
+        assert torch.equal(found.x, whole.x[:rows]) and torch.equal(found.broken, whole.broken[:rows])

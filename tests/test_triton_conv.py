@@ -378,6 +378,25 @@ def test_where_the_flags_ask_for_all_of_float32_it_is_left_to_cudnn(monkeypatch:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_do_not_depend_on_how_many_there_are(dtype: torch.dtype) -> None:
+    """Bit by bit, though tiles have other sizes where there are few rows."""
+    network = fuse(registered("resnet18", torch.float32).cuda(), dtype, shape=(3, 32, 32), triton=True)
+    assert network.row_by_row
+    x = images(512, 32, torch.float32).cuda()
+
+    def answer(rows: int) -> tuple[Tensor, Tensor]:
+        image = x[:rows].clone().requires_grad_()
+        logits = network(image)
+        return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), image)[0]
+
+    logits, gradient = answer(512)
+    for rows in (1, 7, 32, 96, 256, 416):
+        some, own = answer(rows)
+        assert torch.equal(some, logits[:rows]) and torch.equal(own, gradient[:rows])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("count", [128, 37])
 def test_gradient_is_as_good_as_that_of_autocast(count: int) -> None:
     model = registered("resnet18", torch.float32).cuda()

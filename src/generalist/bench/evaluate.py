@@ -1,8 +1,8 @@
 """How fast AutoAttack runs here: seconds by attack, and how much arithmetic a second.
 
-It is `generalist.evaluate` as a user calls it, with records, packing and its own batch size, after a first attack that
-warms up. TFLOP/s count convolutions and matrix products of the passes that the attacks are made of, a multiply-add as
-two: what padding adds is not counted.
+It is `generalist.evaluate` as a user calls it, with records, packing and its own batch size, after a first attack, on a
+GPU a whole first evaluation, that warms up. TFLOP/s count convolutions and matrix products of the passes that the
+attacks are made of, a multiply-add as two: what padding adds is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from generalist.core.errors import GeneralistError
 from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Batch
 from generalist.data.split import subset
-from generalist.evaluation.plan import CONFIRM, Precision
+from generalist.evaluation.plan import Precision
 from generalist.training.environment import choose_device
 
 Result = TypeVar("Result")
@@ -184,10 +184,9 @@ def attack(case: Case, names: Sequence[str]) -> Attacked:
     return Attacked(robust, rounds, found.summary)
 
 
-def warm_up(case: Case) -> list[str]:
-    """The first attack, and in `fast` the first that searches in bfloat16: each network's kernels are compiled once."""
-    half = [name for name in case.attacks if name not in CONFIRM] if case.precision == "fast" else []
-    return list(dict.fromkeys([case.attacks[0], *half[:1]]))
+def warm_up(case: Case) -> Sequence[str]:
+    """The first attack; on a GPU all of them: kernels are compiled for the numbers of rows to which the work leads."""
+    return case.attacks if case.device.type == "cuda" else case.attacks[:1]
 
 
 def bench_evaluate(case: Case) -> tuple[dict[str, Any], Tensor]:

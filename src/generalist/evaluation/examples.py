@@ -19,7 +19,7 @@ from generalist.evaluation.verdicts import Verdicts
 MOST = 32
 """Pairs in all, shared out between the threats."""
 
-RunBatch = Callable[[Step, Batch, Tensor], Found]
+RunBatch = Callable[[Step, Batch, Tensor, int], Found]
 Predict = Callable[[Tensor], Tensor]
 
 
@@ -48,7 +48,7 @@ def _pairs(
     step: Step, rows: Any, rounds: Any, verdicts: Verdicts, feeder: Feeder, run: RunBatch, predict: Predict
 ) -> dict[str, np.ndarray[Any, Any]]:
     batch, count = feeder.batch(verdicts.index[rows]), len(rows)
-    found = run(step, batch, feeder.rounds(rounds))
+    found = run(step, batch, feeder.rounds(rounds), count)
     return {
         "index": verdicts.index[rows],
         "label": verdicts.label[rows],

@@ -2,7 +2,8 @@
 
 In float32 a sample's result can depend on the shape of the batch it is in, never on its companions. So every batch has
 the same number of rows; where there is too little work for one, its rows are repeated and the copies ignored. That
-costs the time of a full batch, and it is what makes verdicts equal bit by bit for any sharding, order and resume.
+costs the time of a full batch, and it is what makes verdicts equal bit by bit for any sharding, order and resume. Only
+a search on a network that answers each row by itself is spared the copies.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ activations leave the caches."""
 CPU_SHARE = 0.4
 """Of all samples in a batch, between those limits: where up to 80% survive, two batches hold them, one for each core of
 a small machine. In batches of a fifth, Square takes a third longer on such a machine."""
-CUDA_BATCHES = (256, 1024)
-CUDA_SHARE = 0.25
+CUDA_BATCHES = (512, 1024)
+CUDA_SHARE = 0.5
 """The same on a GPU, which needs more rows to be busy, and attacks one batch after the other."""
+ROWS = 32
+"""Of which a search that may leave out copies takes a multiple: a GPU records its steps for each number anew."""
 
 
 def default_batch_size(device: torch.device, samples: int) -> int:
@@ -43,6 +46,11 @@ def pack(pending: Bools, size: int) -> tuple[Ints, Ints]:
     """
     rounds, positions = np.divmod(np.flatnonzero(pending)[:size], pending.shape[1])
     return positions.astype(np.int64), rounds.astype(np.int64)
+
+
+def rows_for(count: int, size: int) -> int:
+    """The rows of a batch of `size` that hold `count` items, and few copies."""
+    return min(size, -(-count // ROWS) * ROWS)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from generalist.evaluation.classifier import AnyPrecision, InBfloat16
 from generalist.evaluation.cpu_network import CpuNetwork
 from generalist.tensors.capture import Recorder
 from generalist.tensors.folding import CannotFoldError, FoldedNetwork, fold, trace
-from generalist.tensors.fused import fastest, like_tensor_float, tensor_float
+from generalist.tensors.fused import FusedNetwork, fastest, like_tensor_float, tensor_float
 
 CLOSE = 1e-3
 """How far logits of the folded network may be from the model's, as a share of the largest: rounding is far below."""
@@ -40,6 +40,8 @@ class Searched:
     network: Classifier
     folded: bool
     """Whether it is a form of its own: threads may then share it, as nothing about the user's model is touched."""
+    row_by_row: bool = False
+    """Whether an image's answer does not depend on how many images are asked at once."""
     note: str | None = None
     """Why it is the model itself, where that is not as it should be."""
 
@@ -54,7 +56,7 @@ def full_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
         _check(network, model, x, CLOSE_IN_TENSOR_FLOAT if coarse else CLOSE)
     except CannotFoldError as error:
         return Searched(model, folded=False, note=f"attacks search on the model itself, which is not folded: {error}")
-    return Searched(network, folded=True)
+    return _found(network)
 
 
 def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
@@ -66,7 +68,11 @@ def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
     except CannotFoldError as error:
         note = f"bfloat16 searches use the model under autocast, which is not folded: {error}"
         return Searched(InBfloat16(model), folded=False, note=note)
-    return Searched(network, folded=True)
+    return _found(network)
+
+
+def _found(network: FoldedNetwork) -> Searched:
+    return Searched(network, folded=True, row_by_row=isinstance(network, FusedNetwork) and network.row_by_row)
 
 
 def _folded(model: nn.Module, dtype: torch.dtype, x: Tensor, *, compiled: bool) -> FoldedNetwork:

@@ -32,7 +32,7 @@ from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
 from generalist.evaluation.examples import make_examples, write_examples
 from generalist.evaluation.identity import identify
 from generalist.evaluation.masking import PROBE, model_warnings
-from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack
+from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack, rows_for
 from generalist.evaluation.plan import Mode, Plan, Precision, Step, make_plan
 from generalist.evaluation.records import Header, Recorder, open_records
 from generalist.evaluation.search import Searched, full_precision, half_precision, notes_of
@@ -55,7 +55,7 @@ class SuiteOptions(Options):
 
     batch_size: int | None = None
     """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
-    all samples on the CPU, at least 64 and at most 256, a quarter on a GPU, at least 256 and at most 1,024. Never more
+    all samples on the CPU, at least 64 and at most 256, half on a GPU, at least 512 and at most 1,024. Never more
     than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -290,26 +290,32 @@ class Suite:
                 return
             pending[rounds, rows] = False
             batch = self.feeder.batch(index[rows])
-            flights.append(_Flight(rows, rounds, batch, self._search(step, crew, batch, self.feeder.rounds(rounds))))
+            found = self._search(step, crew, batch, self.feeder.rounds(rounds), len(rows))
+            flights.append(_Flight(rows, rounds, batch, found))
 
     def _crew(self, step: Step) -> Crew:
         """Threads share a folded network, but never the user's own model."""
         return Crew(self.crew_size if self.searched[step.half].folded else 1)
 
-    def _search(self, step: Step, crew: Crew, batch: Batch, rounds: Tensor) -> Future[Found]:
-        network, threat = crew.hire(self.searched[step.half].network), step.threat.build()
-        return crew.submit(lambda: step.attack.run_round(network, batch, rounds, threat=threat, seed=self.options.seed))
+    def _search(self, step: Step, crew: Crew, batch: Batch, rounds: Tensor, count: int) -> Future[Found]:
+        """Attack the first `count` rows; the others are copies."""
+        searched, threat = self.searched[step.half], step.threat.build()
+        rows = rows_for(count, self.feeder.size) if searched.row_by_row else self.feeder.size
+        part = Batch(x=batch.x[:rows], y=batch.y[:rows], index=batch.index[:rows])
+        network, seed = crew.hire(searched.network), self.options.seed
+        return crew.submit(lambda: step.attack.run_round(network, part, rounds[:rows], threat=threat, seed=seed))
 
     def _judged(self, step: Step, batch: Batch, found: Found) -> Found:
         """A success counts where the image lies in ball and box and the user's own model gets it wrong: whichever
-        network was searched, and whatever an attack of the user's own says of itself."""
+        network was searched, and whatever an attack of the user's own says of itself. The model sees a whole batch."""
         with borrowed(self.model):
-            return verdict(self.model, batch, found.x, threat=step.threat.build())
+            x = torch.cat([found.x, batch.x[len(found.x) :]])
+            return verdict(self.model, batch, x, threat=step.threat.build())
 
-    def attack(self, step: Step, batch: Batch, rounds: Tensor) -> Found:
-        """One batch of one step."""
+    def attack(self, step: Step, batch: Batch, rounds: Tensor, count: int) -> Found:
+        """The first `count` rows of one batch of one step."""
         with self._crew(step) as crew:
-            return self._judged(step, batch, self._search(step, crew, batch, rounds).result())
+            return self._judged(step, batch, self._search(step, crew, batch, rounds, count).result())
 
     def leave(self, folder: Path, summary: dict[str, Any], verdicts: Verdicts) -> None:
         """The summary, unless this is only a part; and a few examples, which the first part makes."""

@@ -47,6 +47,12 @@ class FusedNetwork(FoldedNetwork):
             self.head = find_head(self.plan)
         super().__init__(graph, dtype)
 
+    @property
+    def row_by_row(self) -> bool:
+        """Whether an image's answer and gradient are the same, bit by bit, however many images are asked at once. Our
+        kernels sum in an order of their own that no number of rows changes; libraries choose theirs by it."""
+        return self.head is not None and all(step.layer in self.kernels for step in self.plan.steps)
+
     def refresh(self) -> None:
         for layer in self.layers:
             if self.head is not None and layer is self.head.linear:
