@@ -203,7 +203,8 @@ def test_the_size_of_crews_and_batches_follows_from_settings_alone(monkeypatch: 
     assert crew_size(torch.device("cuda"), batches=1000) == 1
     assert [default_batch_size(CPU, samples) for samples in (10, 500, 10_000)] == [64, 200, 256]
     sizes = [default_batch_size(torch.device("cuda"), samples) for samples in (10, 2000, 10_000)]
-    assert sizes == [512, 1000, 1024]
+    assert sizes == [256, 500, 1024]
+    assert default_batch_size(torch.device("cuda"), 10, row_by_row=True) == 1024
 
 
 def test_copies_are_left_out_where_a_network_answers_row_by_row(

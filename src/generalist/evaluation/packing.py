@@ -24,17 +24,20 @@ activations leave the caches."""
 CPU_SHARE = 0.4
 """Of all samples in a batch, between those limits: where up to 80% survive, two batches hold them, one for each core of
 a small machine. In batches of a fifth, Square takes a third longer on such a machine."""
-CUDA_BATCHES = (512, 1024)
-CUDA_SHARE = 0.5
-"""The same on a GPU, which needs more rows to be busy, and attacks one batch after the other."""
+CUDA_BATCHES = (256, 1024)
+CUDA_SHARE = 0.25
+"""The same on a GPU, which needs more rows to be busy, and attacks one batch after the other. Where copies are left
+out, a large batch has no price, and it is always the most."""
 ROWS = 32
 """Of which a search that may leave out copies takes a multiple: a GPU records its steps for each number anew."""
 
 
-def default_batch_size(device: torch.device, samples: int) -> int:
+def default_batch_size(device: torch.device, samples: int, *, row_by_row: bool = False) -> int:
     """Rows of a batch for an evaluation of so many samples in all its shards together."""
     cuda = device.type == "cuda"
     least, most = CUDA_BATCHES if cuda else CPU_BATCHES
+    if row_by_row:
+        return most
     return min(most, max(least, math.ceil((CUDA_SHARE if cuda else CPU_SHARE) * samples)))
 
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,8 +55,8 @@ class SuiteOptions(Options):
 
     batch_size: int | None = None
     """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
-    all samples on the CPU, at least 64 and at most 256, half on a GPU, at least 512 and at most 1,024. Never more
-    than there are samples."""
+    all samples on the CPU, at least 64 and at most 256, on a GPU 1,024 where every row is computed by itself,
+    else a quarter of the samples, at least 256 and at most 1,024. Never more than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
@@ -177,21 +177,24 @@ class Suite:
             raise GeneralistError(f"precision fast is for float32 models, not {self.model.dtype}: use default")
         self.images, self.whole, self.plan, self.options, self.listener = images, whole, plan, options, listener
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        size = min(options.batch_size or default_batch_size(device, len(whole)), len(whole))
         dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        self.feeder = Feeder(images, device, dtype, size)
         # The same images for every shard: what is noticed about the model must not depend on the part.
-        self.probe = replace(self.feeder, size=min(size, PROBE)).batch(whole[:PROBE])
+        few = min(PROBE, options.batch_size or PROBE, len(whole))
+        self.probe = Feeder(images, device, dtype, few).batch(whole[:few])
         with borrowed(self.model):
             self.num_classes = class_count(self.model, self.probe)
         self._check_labels()
+        self.searched = self._networks(device)
+        alone = all(searched.row_by_row for searched in self.searched.values())
+        default = default_batch_size(device, len(whole), row_by_row=alone and bool(self.searched))
+        size = min(options.batch_size or default, len(whole))
+        self.feeder = Feeder(images, device, dtype, size)
         self.crew_size = crew_size(device, batches=-(-len(whole) // size))
-        self.searched = self._networks()
 
-    def _networks(self) -> dict[bool, Searched]:
+    def _networks(self, device: torch.device) -> dict[bool, Searched]:
         """What the steps search on: by whether they do so in bfloat16."""
         makers = {step.half: half_precision if step.half else full_precision for step in self.plan.steps}
-        long = self.feeder.device.type == "cuda" and len(self.whole) * len(self.plan.steps) >= COMPILE_FROM
+        long = device.type == "cuda" and len(self.whole) * len(self.plan.steps) >= COMPILE_FROM
         return {half: make(self.model, self.probe.x, compiled=long) for half, make in makers.items()}
 
     def _check_labels(self) -> None:
