@@ -24,6 +24,7 @@ from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.data.sets import Batch, ImageSet
 from generalist.evaluation.directory import merge, merge_below
 from generalist.evaluation.records import shard_files
+from generalist.evaluation.suite import Suite
 
 COUNT = 90
 
@@ -92,6 +93,23 @@ def test_a_cut_at_any_byte_loses_nothing_that_was_whole(
         assert without_times(json.loads((folder / "summary.json").read_text())) == without_times(
             json.loads((whole / "summary.json").read_text())
         )
+        assert examples_of(folder) == examples_of(whole)
+
+
+def examples_of(folder: Path) -> dict[str, bytes]:
+    with np.load(folder / "examples.npz", allow_pickle=False) as file:
+        return {name: file[name].tobytes() for name in file.files}
+
+
+def test_examples_are_kept_as_they_are_found(
+    model: nn.Module, images: ImageSet, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(*_: Any) -> None:
+        raise AssertionError("attacked again")
+
+    monkeypatch.setattr(Suite, "attack", again)
+    run(model, images, tmp_path)
+    assert examples_of(only(tmp_path)) == examples_of(whole)
 
 
 def test_resuming_what_is_finished_runs_nothing(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:
