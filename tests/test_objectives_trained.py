@@ -186,6 +186,13 @@ def test_constants_of_the_methods() -> None:
     assert (options("agr").start, options("agr").clip) == (0.75, 0.1)
 
 
+@pytest.mark.parametrize(("data", "model", "name"), CIFAR)
+def test_attacks_start_where_those_of_the_authors_code_do(data: str, model: str, name: str) -> None:
+    small_noise = {"trades-1", "trades-6", "mart", "rst", "score"}
+    found = only_learner(load_recipe(f"baseline-{data}-{model}-{name}"))
+    assert found.attack.start == ("gaussian" if name in small_noise else "uniform")
+
+
 @pytest.mark.parametrize("model", ["resnet50", "wrn-50-2"])
 def test_imagenet_at(model: str) -> None:
     recipe = load_recipe(f"baseline-imagenet-{model}-at")
