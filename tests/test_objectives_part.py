@@ -103,6 +103,15 @@ def test_masks_are_made_after_the_warm_up_for_trained_images_alone(tmp_path: Pat
     assert bool(part(toy).masks[held_out].all()) and not bool(expected[held_out].all())
 
 
+def test_an_image_in_which_nothing_speaks_for_its_label_keeps_the_full_eps(tmp_path: Path) -> None:
+    toy = Toy(PART, tmp_path)
+    with torch.no_grad():
+        toy.model.linear.weight.zero_()  # type: ignore[union-attr, operator]
+    part(toy).masks.fill_(False)
+    part(toy).epoch_start(2)
+    assert bool(part(toy).masks[toy.trainer.train_index].all())
+
+
 def test_each_pixel_has_a_bound_of_its_own(tmp_path: Path) -> None:
     toy = Toy(PART, tmp_path)
     part(toy).epoch_start(2)

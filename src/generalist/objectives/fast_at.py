@@ -28,7 +28,8 @@ class FastAdversarialTraining(AdversarialTraining):
     """Minimises CE(x'), x' one steepest step of 1.25 eps from a uniform start in the ball (Wong et al., 2020).
 
     Of the learner's `attack` only `batchnorm` is used. The authors' short training (15 epochs) with a learning rate
-    that rises and falls is the recipe's `schedule`. Costs 2 forward and backward passes, 2/11 of AT with 10 steps.
+    that rises and falls is the recipe's `schedule`. Costs 2 forward and backward passes, a fifth of AT with 10
+    steps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = FastATOptions

@@ -29,7 +29,8 @@ class MultiSteepestDescent(WorstOfNorms):
     Every step takes, from the current perturbation, the steepest step of each norm, projects it on that norm's ball
     and goes on, example by example, with the one of highest cross-entropy; the best image seen, the start included, is
     trained on. The authors start at the image itself (`attack: {start: none}`) and take 50 steps of eps / 10. With n
-    norms it costs steps + 1 forward and backward passes and n steps + 1 forward passes: about (n + 3) / 3 times AT.
+    norms it costs steps + 1 forward and backward passes and n steps + 1 forward passes: about (n + 2) / 2 times AT, for
+    a step of AT is two passes, forward and back to the image.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = MsdOptions

@@ -9,7 +9,7 @@ from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, P
 
 @OBJECTIVES.register("nt")
 class NaturalTraining(Objective):
-    """Minimises CE(x). Costs one forward and one backward pass: about a tenth of AT with 10 steps."""
+    """Minimises CE(x). Costs one forward and one backward pass: about an eighth of AT with 10 steps."""
 
     adversarial = False
 

@@ -47,10 +47,11 @@ class PixelReweighted(AdversarialTraining):
     """Minimises CE(x'), x' from PGD in which pixels that speak for the class may move by eps and the others only by
     `rest` (Zhang et al., 2024).
 
-    At the start of every epoch after the warm-up each training image gets a mask from its class-activation map, kept
-    by sample index; a batch's masks are cropped and flipped as its images are (padding counts as not mattering). Extra
-    images (`data.extra`) keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward passes,
-    as AT does, and one more for the maps.
+    At the start of every epoch after the warm-up each training image gets a mask from the class-activation map of its
+    label (in the authors' code: of the class that the network names), kept by sample index; a batch's masks are cropped
+    and flipped as its images are (padding counts as not mattering). Extra images (`data.extra`) and images in which
+    nothing speaks for the label keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward
+    passes, as AT does, and one more for the maps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = PartOptions

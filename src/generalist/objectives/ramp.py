@@ -60,8 +60,12 @@ class Ramp(SeveralNorms):
 
     Beside it a copy of the network is trained on clean images. Both start an epoch from the same weights; at its end
     every tensor becomes old + s max(cos, 0) d_clean + (1 - s) d_adv, where d are the two movements of the epoch, cos
-    the cosine between them and s = `clean_share`; BatchNorm's statistics alike. The copy's momentum starts each epoch
-    at zero. Costs 2 (steps + 1) + 1 forward and backward passes: about twice AT.
+    the cosine between them and s = `clean_share`; BatchNorm's statistics alike. Costs 2 (steps + 1) + 1 forward and
+    backward passes: about twice AT.
+
+    In three points the authors' code differs: it attacks by APGD; it chooses the worse image in evaluation mode and
+    forwards the chosen ones as a third batch, where here the losses of the two forward passes decide; and the copy
+    keeps its momentum between epochs, which here starts at zero, because redistribution may have moved the weights.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RampOptions

@@ -64,11 +64,13 @@ class RobustModeConnectivity(Wrapper):
 
     The learner's weights are the curve's point m = w(1/2), so that they are a network at all times; the control point
     is 2 m - (w(0) + w(1)) / 2, and w(t) = (1 - t)(1 - 2t) w(0) + 4t(1 - t) m + t(2t - 1) w(1). Training starts at the
-    mean of the ends. BatchNorm's running statistics are of no one t, so the attack should use the batch's own
-    (`attack: {batchnorm: train}`). Before each validation the t with the highest accuracy on the validation images
-    under the worst of all norms is chosen, with statistics of its own; that network is validated and saved. A recipe
-    with this learner alone sets `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that
-    point. Costs what `around` does, beside the two ends.
+    mean of the ends. The optimizer's weight decay acts on m. (The authors train the control point, with which the curve
+    moves a quarter as far at the same learning rate, and put the penalty on w(t).) BatchNorm's running statistics are
+    of no one t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation the t
+    with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of its
+    own; that network is validated and saved. A recipe with this learner alone sets
+    `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that point. Costs what `around` does,
+    beside the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions

@@ -27,7 +27,8 @@ class RobustSelfTraining(AdversarialTraining):
     """Minimises (1 - beta) CE(x) + beta CE(x'), beta = 0.5, x' from PGD (Raghunathan et al., 2020), labelled data only.
 
     Unlike `at-half` both halves pass the network as one batch, so BatchNorm sees their common statistics. Self-training
-    proper adds images with guessed labels: `data.extra`. Costs steps + 2 forward and backward passes, one more than AT.
+    proper adds images with guessed labels: `data.extra`. The authors' code starts the attack at x + 0.001 N(0, 1):
+    `attack: {start: gaussian}`. Costs steps + 2 forward and backward passes, one more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RSTOptions
