@@ -1,0 +1,88 @@
+"""What an iteration costs: the passes that each docstring names, counted at a convolution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from objectives_toy import make_toy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+STEPS = 10
+BESIDE = {"beside": ["l2:0.3"]}
+THREE = {"beside": ["l2:0.3", "l1:0.9"]}
+
+
+class Passes(TorchDispatchMode):
+    """Counts passes of the whole batch: forward, back to the images, and back to the weights."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch, self.forward, self.images, self.weights = batch, 0.0, 0.0, 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.forward += len(args[0]) / self.batch
+        elif func is torch.ops.aten.convolution_backward.default:
+            to_weights = args[-1][1]
+            self.images += 0 if to_weights else len(args[1]) / self.batch
+            self.weights += len(args[1]) / self.batch if to_weights else 0
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def cost(self) -> float:
+        """In forward passes: to the weights one goes back twice, for activations and for weights."""
+        return self.forward + self.images + 2 * self.weights
+
+
+def passes(objective: Any, path: Path) -> Passes:
+    """Of one iteration with ten attack steps."""
+    learner = {"attack": None, "threat": None} if objective in ("nt", "nt-distil") else {"attack": {"steps": STEPS}}
+    toy = make_toy(objective, path, scalars={"tau": 0.0, "steered": 1.0}, **learner)
+    toy.objective.epoch_start(1)
+    toy.progress = replace(toy.progress, variant=toy.objective.variants[0])
+    with Passes(len(toy.batch.y)) as counted:
+        toy.gradients()
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("objective", "forward", "images", "weights"),
+    [
+        ("nt", 1, 0, 1),
+        ("nt-distil", 2, 0, 1),
+        ("at", 11, 10, 1),
+        ("at-half", 12, 10, 2),
+        ("trades", 13, 10, 2),
+        ("mart", 12, 10, 2),
+        ("fat", 11, 10, 1),
+        ("iat", 12, 10, 2),
+        ("rst", 12, 10, 2),
+        ("score", 13, 10, 2),
+        ({"kind": "score", "form": "at"}, 11, 10, 1),
+        ("agr", 12, 10, 2),
+        ({"kind": "part", "rest": 0.05}, 11, 10, 1),
+        ("fast-at", 2, 1, 1),
+        ("awp", 12, 10, 2),
+        ("at-distil", 12, 10, 1),
+        ({"kind": "e-at", **BESIDE}, 11, 10, 1),
+        ({"kind": "at-linf-l2", **BESIDE}, 22, 20, 2),
+        ({"kind": "at-max", **BESIDE}, 23, 20, 1),
+        ({"kind": "ramp", **BESIDE}, 23, 20, 3),
+        ({"kind": "msd", **BESIDE}, 32, 10, 1),
+        ({"kind": "msd", **THREE}, 42, 10, 1),
+    ],
+    ids=str,
+)
+def test_passes_of_an_iteration(tmp_path: Path, objective: Any, forward: int, images: int, weights: int) -> None:
+    found = passes(objective, tmp_path)
+    assert (found.forward, found.images, found.weights) == (forward, images, weights)
+
+
+@pytest.mark.parametrize(("objective", "times"), [({"kind": "msd", **BESIDE}, 2), ({"kind": "msd", **THREE}, 2.5)])
+def test_msd_in_terms_of_at(tmp_path: Path, objective: Any, times: float) -> None:
+    relative = passes(objective, tmp_path / "msd").cost / passes("at", tmp_path / "at").cost
+    assert relative == pytest.approx(times, rel=0.1)
