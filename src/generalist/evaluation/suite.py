@@ -29,7 +29,7 @@ from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.classifier import AnyPrecision
 from generalist.evaluation.crew import Crew, crew_size
 from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
-from generalist.evaluation.examples import make_examples, write_examples
+from generalist.evaluation.examples import Kept, make_examples, write_examples
 from generalist.evaluation.identity import identify
 from generalist.evaluation.masking import PROBE, model_warnings
 from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack
@@ -187,6 +187,7 @@ class Suite:
         self._check_labels()
         self.crew_size = crew_size(device, batches=-(-len(whole) // size))
         self.searched = self._networks()
+        self.kept = Kept()
 
     def _networks(self) -> dict[bool, Searched]:
         """What the steps search on: by whether they do so in bfloat16."""
@@ -272,6 +273,7 @@ class Suite:
                 rows, rounds, count = flight.rows, flight.rounds, len(flight.rows)
                 broken = found.broken[:count].cpu().numpy()
                 verdicts.add(step.key, rows, rounds, broken)
+                self.kept.add(step.key, rows, rounds, broken, found.x)
                 clock, seconds = time.perf_counter(), time.perf_counter() - clock
                 verdicts.add_seconds(step.key, seconds)
                 recorder.attacked(str(step.threat), step.label, verdicts.index[rows], rounds, broken, seconds)
@@ -315,7 +317,7 @@ class Suite:
         """The summary, unless this is only a part; and a few examples, which the first part makes."""
         if self.options.shard == 1 and not (folder / "examples.npz").exists():
             with borrowed(self.model):
-                examples = make_examples(self.plan, verdicts, self.feeder, self.attack, self._predict)
+                examples = make_examples(self.plan, verdicts, self.feeder, self.kept, self.attack, self._predict)
             write_examples(folder / "examples.npz", examples)
         if self.options.shards == 1:
             write_json(folder / SUMMARY, {name: value for name, value in summary.items() if name != "directory"})
