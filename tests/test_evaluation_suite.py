@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from generalist.attacks.threats import Threat
 from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.data.sets import Batch, ImageSet
 from generalist.evaluation.directory import merge, merge_below
+from generalist.evaluation.examples import MOST, Kept
 from generalist.evaluation.records import shard_files
 from generalist.evaluation.suite import Suite
 
@@ -99,17 +101,6 @@ def test_a_cut_at_any_byte_loses_nothing_that_was_whole(
 def examples_of(folder: Path) -> dict[str, bytes]:
     with np.load(folder / "examples.npz", allow_pickle=False) as file:
         return {name: file[name].tobytes() for name in file.files}
-
-
-def test_examples_are_kept_as_they_are_found(
-    model: nn.Module, images: ImageSet, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def again(*_: Any) -> None:
-        raise AssertionError("attacked again")
-
-    monkeypatch.setattr(Suite, "attack", again)
-    run(model, images, tmp_path)
-    assert examples_of(only(tmp_path)) == examples_of(whole)
 
 
 def test_resuming_what_is_finished_runs_nothing(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:
@@ -236,6 +227,34 @@ def test_examples_are_pairs_that_the_model_gets_wrong(model: nn.Module, images: 
     assert (found["clean_prediction"] == found["label"]).all()
     linf = torch.from_numpy(found["threat"] == "linf:0.12")
     assert float((clean - adversarial)[linf].abs().max()) <= 0.12 + 1e-6
+
+
+def test_examples_are_the_same_as_found_and_as_made_again(
+    model: nn.Module, images: ImageSet, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / whole.name)) / "examples.npz"
+    folder.unlink()
+    run(model, images, tmp_path, resume=True)  # nothing is left to attack, so that nothing is in hand
+    monkeypatch.setattr(Suite, "attack", None)
+    run(model, images, tmp_path / "anew")  # attacks nothing twice
+    for other in (folder, only(tmp_path / "anew") / "examples.npz"):
+        with np.load(whole / "examples.npz") as wanted, np.load(other) as found:
+            assert set(found.files) == set(wanted.files)
+            assert all(np.array_equal(found[name], wanted[name]) for name in wanted.files)
+
+
+def test_the_first_round_of_the_first_samples_is_kept() -> None:
+    kept, x = Kept(), torch.arange(6.0)
+    rows, rounds = np.array([5, 3, 5, 3, 7, 9]), np.array([1, 2, 0, 1, 0, 0])
+    kept.add("a", rows, rounds, np.array([True] * 5 + [False]), x)
+    assert torch.equal(kept.images("a", np.array([3, 5]), np.array([1, 0])), torch.tensor([3.0, 2.0]))
+    assert kept.images("a", np.array([3, 5]), np.array([1, 1])) is None
+    assert kept.images("a", np.array([3, 9]), np.array([1, 0])) is None
+    assert kept.images("b", np.array([3]), np.array([1])) is None
+    more = np.arange(100, 100 + MOST)
+    kept.add("a", more, np.zeros_like(more), np.ones_like(more, bool), torch.zeros(MOST))
+    assert kept.images("a", more[-1:], np.zeros(1, np.int64)) is None
+    assert kept.images("a", np.array([7, 100]), np.array([0, 0])) is not None
 
 
 class Shattered(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from generalist.attacks.base import Found
@@ -23,35 +24,38 @@ RunBatch = Callable[[Step, Batch, Tensor, int], Found]
 Predict = Callable[[Tensor], Tensor]
 
 
-class Gallery:
-    """Adversarial images as they were found: of every step those of the first few samples that it broke."""
+class Kept:
+    """What broke the first samples of each step, kept as it is found: for each the image of its first such round."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[int, tuple[int, Tensor]]] = {}
+        self._images: dict[str, dict[int, tuple[int, Tensor]]] = {}
 
     def add(self, key: str, rows: Ints, rounds: Ints, broken: Bools, x: Tensor) -> None:
-        """Look at a batch of the step `key`: what was found for these samples, each in its own round."""
-        kept = self._kept.setdefault(key, {})
-        broken_first = sorted(((int(rows[i]), int(rounds[i]), int(i)) for i in np.flatnonzero(broken)), reverse=True)
-        found = {row: (round, i) for row, round, i in broken_first}  # the first round of each
-        new = [row for row in sorted(found) if row not in kept or found[row][0] < kept[row][0]][:MOST]
-        images = x[[found[row][1] for row in new]].cpu()
-        kept |= {row: (found[row][0], image) for row, image in zip(new, images, strict=True)}
-        self._kept[key] = {row: kept[row] for row in sorted(kept)[:MOST]}
+        """Of the samples at positions `rows`, those `broken`; beyond the first `MOST` of a step none is ever shown."""
+        kept, places = self._images.setdefault(key, {}), np.flatnonzero(broken)
+        places = places[np.lexsort((rounds[places], rows[places]))]
+        _, first = np.unique(rows[places], return_index=True)  # the first round of each sample
+        for i in places[first[:MOST]]:
+            row, round = int(rows[i]), int(rounds[i])
+            if row not in kept or round < kept[row][0]:
+                kept[row] = round, x[i].cpu().clone()
+        for row in sorted(kept)[MOST:]:
+            del kept[row]
 
-    def find(self, key: str, row: int, round: int) -> Tensor | None:
-        """The image, unless it was found before a resume."""
-        found, image = self._kept.get(key, {}).get(row, (None, None))
-        return image if found == round else None
+    def images(self, key: str, rows: Ints, rounds: Ints) -> Tensor | None:
+        """The images of these samples and rounds; None unless all were found here, and not before a resume."""
+        kept = self._images.get(key, {})
+        found = [kept[row] for row in rows.tolist() if row in kept]
+        return torch.stack([x for _, x in found]) if [round for round, _ in found] == rounds.tolist() else None
 
 
 def make_examples(
-    plan: Plan, verdicts: Verdicts, feeder: Feeder, gallery: Gallery, run: RunBatch, predict: Predict
+    plan: Plan, verdicts: Verdicts, feeder: Feeder, kept: Kept, run: RunBatch, predict: Predict
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Pairs of an image and its adversarial version, of the first samples that were broken in each threat.
 
     What was found before a resume is made again from the records, one batch for each threat: a sample's result depends
-    on nothing but the sample and the round.
+    on nothing but the sample and the round, so that the pairs are the same.
     """
     pieces: list[dict[str, np.ndarray[Any, Any]]] = []
     threats = list(dict.fromkeys(str(step.threat) for step in plan.steps))
@@ -61,21 +65,27 @@ def make_examples(
             first = verdicts.first_broken(step.key)
             rows = np.flatnonzero(first >= 0)[:share]
             if str(step.threat) == threat and len(rows):
-                batch, rounds = feeder.batch(verdicts.index[rows]), first[rows]
-                images = [gallery.find(step.key, int(row), int(round)) for row, round in zip(rows, rounds, strict=True)]
-                again = any(image is None for image in images)
-                x = run(step, batch, feeder.rounds(rounds), len(rows)).x if again else batch.x.clone()
-                for i, image in enumerate(images):
-                    x[i] = x[i] if image is None else image
-                pieces.append(_pairs(step, rows, batch, x, verdicts, predict))
+                pieces.append(_pairs(step, rows, first[rows], verdicts, feeder, kept, run, predict))
                 break
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]} if pieces else {}
 
 
 def _pairs(
-    step: Step, rows: Ints, batch: Batch, x: Tensor, verdicts: Verdicts, predict: Predict
+    step: Step,
+    rows: Ints,
+    rounds: Ints,
+    verdicts: Verdicts,
+    feeder: Feeder,
+    kept: Kept,
+    run: RunBatch,
+    predict: Predict,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    count = len(rows)
+    batch, count = feeder.batch(verdicts.index[rows]), len(rows)
+    images = kept.images(step.key, rows, rounds)
+    if images is None:
+        x = run(step, batch, feeder.rounds(rounds), count).x
+    else:  # as many rows as the batch has, lest the model answer otherwise
+        x = images[torch.arange(len(batch.x)) % count].to(batch.x.device)
     return {
         "index": verdicts.index[rows],
         "label": verdicts.label[rows],

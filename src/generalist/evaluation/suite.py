@@ -29,7 +29,7 @@ from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.classifier import AnyPrecision
 from generalist.evaluation.crew import Crew, crew_size
 from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
-from generalist.evaluation.examples import Gallery, make_examples, write_examples
+from generalist.evaluation.examples import Kept, make_examples, write_examples
 from generalist.evaluation.identity import identify
 from generalist.evaluation.masking import PROBE, model_warnings
 from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack, rows_for
@@ -189,7 +189,7 @@ class Suite:
         default = default_batch_size(device, len(whole), row_by_row=alone and bool(self.searched))
         size = min(options.batch_size or default, len(whole))
         self.feeder = Feeder(images, device, dtype, size)
-        self.gallery = Gallery()
+        self.kept = Kept()
         self.crew_size = crew_size(device, batches=-(-len(whole) // size))
 
     def _networks(self, device: torch.device) -> dict[bool, Searched]:
@@ -276,7 +276,7 @@ class Suite:
                 rows, rounds, count = flight.rows, flight.rounds, len(flight.rows)
                 broken = found.broken[:count].cpu().numpy()
                 verdicts.add(step.key, rows, rounds, broken)
-                self.gallery.add(step.key, rows, rounds, broken, found.x)
+                self.kept.add(step.key, rows, rounds, broken, found.x)
                 clock, seconds = time.perf_counter(), time.perf_counter() - clock
                 verdicts.add_seconds(step.key, seconds)
                 recorder.attacked(str(step.threat), step.label, verdicts.index[rows], rounds, broken, seconds)
@@ -326,7 +326,7 @@ class Suite:
         """The summary, unless this is only a part; and a few examples, which the first part makes."""
         if self.options.shard == 1 and not (folder / "examples.npz").exists():
             with borrowed(self.model):
-                examples = make_examples(self.plan, verdicts, self.feeder, self.gallery, self.attack, self._predict)
+                examples = make_examples(self.plan, verdicts, self.feeder, self.kept, self.attack, self._predict)
             write_examples(folder / "examples.npz", examples)
         if self.options.shards == 1:
             write_json(folder / SUMMARY, {name: value for name, value in summary.items() if name != "directory"})
