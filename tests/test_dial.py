@@ -56,6 +56,9 @@ def spare(run: RunDirectory, tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "spare")
 
 
+SOURCES: tuple[dial.Source, ...] = ("raw", "averaged")
+
+
 def tiny_run(path: Path, recipe: Recipe) -> tuple[RunDirectory, Trainer]:
     """A run in float64 with its learners still at hand."""
     trainer = make_trainer(recipe, path)
@@ -110,6 +113,26 @@ def test_mixing_is_trainings_own(source: str, tmp_path: Path) -> None:
     assert torch.allclose(vector, raw, rtol=1e-12, atol=1e-14) == (source == "raw")
 
 
+def test_averages_can_be_mixed_though_training_mixed_raw_weights(tmp_path: Path) -> None:
+    averaging = {"averaging": {"decay": 0.5, "warmup": False}}
+    run, trainer = tiny_run(tmp_path / "run", tiny_recipe([{**ROBUST, **averaging}, {**NATURAL, **averaging}]))
+    for source in SOURCES:
+        learners = dial.learners_of(run, source=source)
+        file = dial.mixture_file(learners, dict.fromkeys(learners.names, 0.5))
+        assert file.name == {"raw": "gamma-0.50.safetensors", "averaged": "gamma-0.50-averaged.safetensors"}[source]
+        for state, learner in zip(learners.states, trainer.learners, strict=True):
+            assert torch.equal(learner.flat.read(state)[0], learner.source(source)[0])
+        mixture = dial.Dial(learners, device="cpu").turn([0.5, 0.5], statistics="mixed")
+        assert mixture.about["mix"]["source"] == source
+
+
+def test_averages_that_no_learner_kept_are_refused(run: RunDirectory) -> None:
+    with pytest.raises(RunError, match="kept no average of linf, natural: train with `averaging` in every learner"):
+        dial.mix(run, 0.5, source="averaged")
+    with pytest.raises(GeneralistError, match="source is raw or averaged, not 'both'"):
+        dial.mix(run, 0.5, source="both")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("gamma", "name"), [(1.0, "linf"), (0.0, "natural"), (1 - 1e-12, "linf")])
 def test_end_points_are_the_learners(run: RunDirectory, gamma: float, name: str) -> None:
     mixture = dial.mix(run, gamma, device="cpu")
@@ -142,7 +165,7 @@ def test_an_earlier_snapshot(run: RunDirectory) -> None:
 
 
 def learners_like(recipe: Recipe) -> Learners:
-    return Learners(RunDirectory(Path("run")), recipe, recipe.train.epochs, True, [], {})
+    return Learners(RunDirectory(Path("run")), recipe, recipe.train.epochs, True, "raw", [], {})
 
 
 T_LIKE = [{**NATURAL, "name": "nat"}, L2, {**ROBUST, "name": "linf"}]
@@ -520,6 +543,9 @@ def refused(args: list[str], monkeypatch: Any, capsys: Any) -> str:
         (["--gamma", "0.5", "--test"], "--test belongs to --curve"),
         (["--gamma", "0.5", "--steps", "3"], "--steps belongs to --curve"),
         (["--gamma", "0.5", "--statistics", "both"], "best, mixed or reestimated"),
+        (["--gamma", "0.5", "--source", "both"], "source is raw or averaged, not 'both'"),
+        (["--gamma", "0.5", "--source", "averaged"], "kept no average of linf, natural"),
+        (["--curve", "3", "--source", "averaged"], "kept no average of linf, natural"),
         (["--gamma", "0.5", "--device", "tpu"], "unknown device"),
         (["--curve", "1"], "2 to 101 points"),
         (["--curve", "3", "--out", "x"], "--out belongs to --gamma"),

@@ -182,6 +182,7 @@ def mix(
     gamma: dial.Gamma,
     *,
     epoch: int | None = None,
+    source: dial.Source | None = None,
     statistics: dial.Statistics = "best",
     device: str = "auto",
     data: Any = None,
@@ -191,12 +192,14 @@ def mix(
 
     `gamma` is the lead learner's share; or, for N learners, the N - 1 shares of all but the last in the dial's order
     (the lead learner, the others with a threat, those without); or a mapping from learners to shares. The learners are
-    those of the last snapshot, or of `epoch`. `statistics` of BatchNorm are `mixed` like the weights, `reestimated` on
-    training images, or the `best` of the two by the run's validation; for these a run on arrays needs its `data` again.
+    those of the last snapshot, or of `epoch`: their weights (`raw`) or their averages over time (`averaged`, where
+    they keep any), by default whichever the run mixes. `statistics` of BatchNorm are `mixed` like the weights,
+    `reestimated` on training images, or the `best` of the two by the run's validation; for these a run on arrays needs
+    its `data` again.
     """
     where = RunDirectory(_path_of(run))
-    mixed = dial.mix(where, gamma, epoch=epoch, statistics=statistics, device=device, data=data, trust_code=trust_code)
-    return mixed.model
+    how: dict[str, Any] = {"epoch": epoch, "source": source, "statistics": statistics}
+    return dial.mix(where, gamma, **how, device=device, data=data, trust_code=trust_code).model
 
 
 # -- the parts ------------------------------------------------------------------------------------------------------

@@ -33,6 +33,10 @@ def mix(
         int | None, typer.Option(help="Measure so many models along every edge of the trade-off.", metavar="N")
     ] = None,
     epoch: Annotated[int | None, typer.Option(help="The snapshot to mix [default: the last].")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Mix the learners' raw weights, or averaged ones [default: what the run mixes]."),
+    ] = None,
     statistics: Annotated[
         str, typer.Option(help="Of BatchNorm: mixed, reestimated, or best: whichever validates better.")
     ] = "best",
@@ -64,7 +68,8 @@ def mix(
     if (gamma is None) == (curve is None):
         raise GeneralistError("say --gamma for one model, or --curve for many: one of the two")
     dial.check_statistics(statistics)
-    common: dict[str, Any] = {"epoch": epoch, "statistics": statistics, "device": device, "trust_code": trust_code}
+    common: dict[str, Any] = {"epoch": epoch, "source": source, "statistics": statistics}
+    common |= {"device": device, "trust_code": trust_code}
     if gamma is not None:
         given = (test, natural_at_least, robust_at_least, samples, steps)
         names = ("--test", "--natural-at-least", "--robust-at-least", "--samples", "--steps")
@@ -112,7 +117,8 @@ def _refuse(owner: str, given: dict[str, bool]) -> None:
 def _one(run: RunDirectory, gamma: list[float], out: Path | None, common: dict[str, Any], *, as_json: bool) -> None:
     if out is not None and out.exists():
         raise GeneralistError(f"{out} exists already; choose another --out")
-    learners = dial.learners_of(run, common["epoch"], trust_code=common["trust_code"])
+    which = {name: common[name] for name in ("epoch", "source", "trust_code")}
+    learners = dial.learners_of(run, **which)
     gammas = dial.gammas_of(learners, gamma)
     machine = dial.Dial(learners, device=common["device"], trust_code=common["trust_code"])
     mixture = machine.turn(gammas, statistics=common["statistics"])

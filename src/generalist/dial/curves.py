@@ -13,7 +13,7 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.files import write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
-from generalist.dial.learners import Learners, learners_of
+from generalist.dial.learners import Learners, Source, learners_of
 from generalist.dial.turning import Dial, Kind, Statistics, check_statistics
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 
@@ -122,6 +122,9 @@ class Curve(Options):
 
     epoch: int = Field(ge=1)
     """The snapshot whose learners are mixed."""
+
+    source: Source = "raw"
+    """Their weights, or their averages over time."""
 
     own_gamma: dict[str, float]
     """The run's own shares at the end of that epoch, in the dial's order."""
@@ -236,6 +239,7 @@ def curve(
     points: int,
     *,
     epoch: int | None = None,
+    source: Source | None = None,
     statistics: Statistics = "best",
     test: bool = False,
     natural_at_least: float | None = None,
@@ -254,7 +258,7 @@ def curve(
     """
     check_statistics(statistics)
     wish = _wish(natural_at_least, robust_at_least)
-    learners = learners_of(run, epoch, trust_code=trust_code)
+    learners = learners_of(run, epoch, source=source, trust_code=trust_code)
     if robust_at_least is not None and not learners.recipe.threats():
         raise RunError(f"{run.path} measures no threat, so there is no robust accuracy to wish for: leave it out")
     shares = grid(len(learners.names), points)
@@ -272,6 +276,7 @@ def curve(
     made = Curve(
         version=__version__,
         epoch=learners.epoch,
+        source=learners.source,
         own_gamma={name: own[name] for name in learners.order},
         split=learners.recipe.validation.split,
         steps=dial.steps,

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from generalist.core.errors import RunError
+from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipe
@@ -21,6 +21,7 @@ from generalist.training.options import lead_index
 
 Gamma = float | list[float] | tuple[float, ...] | Mapping[str, float]
 State = dict[str, Tensor]
+Source = Literal["raw", "averaged"]
 
 ROUNDING = 1e-9
 """How far shares may miss a sum of 1 or an end of the dial and still mean it."""
@@ -36,6 +37,8 @@ class Learners:
     epoch: int
     last: bool
     """Whether it is the run's last snapshot."""
+    source: Source
+    """What they are: the learners' weights, or their averages over time."""
     states: list[State]
     about: dict[str, Any]
     """What the lead learner's file says of itself."""
@@ -56,8 +59,17 @@ class Learners:
         return sorted(self.names, key=lambda name: ranks[name])
 
 
-def learners_of(run: RunDirectory, epoch: int | None = None, *, trust_code: bool = False) -> Learners:
-    """The learners of the run's last snapshot, or of that of `epoch`: what the run's mixing takes of each."""
+def check_source(source: str | None) -> None:
+    if source is not None and source not in get_args(Source):
+        raise GeneralistError(f"source is raw or averaged, not {source!r}")
+
+
+def learners_of(
+    run: RunDirectory, epoch: int | None = None, *, source: Source | None = None, trust_code: bool = False
+) -> Learners:
+    """The learners of the run's last snapshot, or of that of `epoch`: their weights or averages, by default what the
+    run's mixing takes."""
+    check_source(source)
     whole = load_recipe(run.require().recipe, trust_code=trust_code)
     recipe = stage_recipe(whole, whole.stages[-1], trust_code=trust_code) if whole.stages else whole
     names = [learner.name for learner in recipe.learners]
@@ -73,7 +85,12 @@ def learners_of(run: RunDirectory, epoch: int | None = None, *, trust_code: bool
     kept = ", ".join(map(str, epochs))
     if chosen not in epochs:
         raise RunError(f"{run.path} has no snapshot of epoch {chosen}; kept: {kept} (see train.snapshots.every)")
-    ending = AVERAGE if recipe.mixing.source == "averaged" else ""
+    source = source or recipe.mixing.source
+    if source == "averaged" and (without := [one.name for one in recipe.learners if one.averaging is None]):
+        raise RunError(
+            f"{run.path} kept no average of {', '.join(without)}: train with `averaging` in every learner, or mix raw"
+        )
+    ending = AVERAGE if source == "averaged" else ""
     loaded = [load_weights(run.snapshots / str(chosen) / f"{name}{ending}.safetensors") for name in names]
     states = [{key: _widened(tensor) for key, tensor in state.items()} for state, _ in loaded]
     _check_alike(states, run, chosen)
@@ -83,7 +100,7 @@ def learners_of(run: RunDirectory, epoch: int | None = None, *, trust_code: bool
             f"choose another with --epoch (kept: {kept})"
         )
     about = loaded[lead_index(recipe.mixing, recipe.learners)][1]
-    return Learners(run, recipe, chosen, chosen == epochs[-1], states, about)
+    return Learners(run, recipe, chosen, chosen == epochs[-1], source, states, about)
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -167,7 +184,8 @@ def mixture_file(learners: Learners, gammas: Mapping[str, float]) -> Path:
     """Where a mixture lies in its run: RUN/mix/gamma-0.80.safetensors, the shares in the dial's order but the last."""
     shares = "-".join(_short(gammas[name]) for name in learners.order[:-1])
     place = "" if learners.last else f"-epoch-{learners.epoch}"
-    return learners.run.path / "mix" / f"gamma-{shares}{place}.safetensors"
+    kind = "" if learners.source == learners.recipe.mixing.source else f"-{learners.source}"
+    return learners.run.path / "mix" / f"gamma-{shares}{place}{kind}.safetensors"
 
 
 def _short(share: float) -> str:

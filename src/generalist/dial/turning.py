@@ -23,7 +23,7 @@ from generalist.data.options import Splits, load_splits
 from generalist.data.sampler import epoch_batches
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import subset
-from generalist.dial.learners import ROUNDING, Gamma, Learners, State, gammas_of, learners_of, mixed_state
+from generalist.dial.learners import ROUNDING, Gamma, Learners, Source, State, gammas_of, learners_of, mixed_state
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.evaluation.accuracy import NATURAL
 from generalist.tensors.batchnorm import reestimate, statistics_names
@@ -123,7 +123,7 @@ class Dial:
         named = dict(zip(self.learners.names, gammas, strict=True))
         shares = {name: named[name] for name in self.learners.order}
         about = {name: value for name, value in self.learners.about.items() if name != UPDATES}
-        about["mix"] = {"gamma": shares, "statistics": kind, "source": self.recipe.mixing.source}
+        about["mix"] = {"gamma": shares, "statistics": kind, "source": self.learners.source}
         return Mixture(model, state, about, shares, kind, measured)
 
     # -- images -------------------------------------------------------------------------------------------------------
@@ -279,6 +279,7 @@ def mix(
     gamma: Gamma,
     *,
     epoch: int | None = None,
+    source: Source | None = None,
     statistics: Statistics = "best",
     device: str = "auto",
     data: Any = None,
@@ -286,7 +287,7 @@ def mix(
 ) -> Mixture:
     """The run's learners mixed by other shares: a model, and how it was made. Nothing is written."""
     check_statistics(statistics)
-    learners = learners_of(run, epoch, trust_code=trust_code)
+    learners = learners_of(run, epoch, source=source, trust_code=trust_code)
     gammas = gammas_of(learners, gamma)
     return Dial(learners, device=device, data=data, trust_code=trust_code).turn(gammas, statistics=statistics)
 
