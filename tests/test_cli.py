@@ -52,6 +52,7 @@ COMMANDS = {
         "--gamma",
         "--curve",
         "--epoch",
+        "--source",
         "--statistics",
         "--out",
         "--test",
