@@ -8,8 +8,7 @@ It prints seconds, robust accuracies, how many samples get the same verdict, and
 Ours is what `generalist bench evaluate` measures; pyautoattack runs with the batch size of those given with which it is
 fastest, found by running it with each (its first attack alone is no guide: 250 won there and lost by a fifth). Both
 have PyTorch's flags and threads as they are found; each is warmed up by its first attack (ours, on a GPU, by a whole
-run: its kernels are compiled when they are first needed). `--precision fast` is for
-ours alone.
+run: its kernels are compiled when they are first needed). `--precision fast` is for ours alone.
 """
 
 from __future__ import annotations

@@ -13,9 +13,10 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.files import write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
-from generalist.dial.learners import Learners, Source, learners_of
+from generalist.dial.learners import Learners, learners_of
 from generalist.dial.turning import Dial, Kind, Statistics, check_statistics
 from generalist.evaluation.accuracy import NATURAL, Accuracy
+from generalist.training.mixing_options import Source
 
 MAX_POINTS = 101
 MAX_BYTES = 64 << 20

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipe
 from generalist.training.artefacts import AVERAGE, load_weights
 from generalist.training.global_learner import mix as mix_vectors
+from generalist.training.mixing_options import Source
 from generalist.training.options import lead_index
 
 Gamma = float | list[float] | tuple[float, ...] | Mapping[str, float]
 State = dict[str, Tensor]
-Source = Literal["raw", "averaged"]
 
 ROUNDING = 1e-9
 """How far shares may miss a sum of 1 or an end of the dial and still mean it."""
@@ -59,17 +59,13 @@ class Learners:
         return sorted(self.names, key=lambda name: ranks[name])
 
 
-def check_source(source: str | None) -> None:
-    if source is not None and source not in get_args(Source):
-        raise GeneralistError(f"source is raw or averaged, not {source!r}")
-
-
 def learners_of(
     run: RunDirectory, epoch: int | None = None, *, source: Source | None = None, trust_code: bool = False
 ) -> Learners:
     """The learners of the run's last snapshot, or of that of `epoch`: their weights or averages, by default what the
     run's mixing takes."""
-    check_source(source)
+    if source is not None and source not in get_args(Source):
+        raise GeneralistError(f"source is raw or averaged, not {source!r}")
     whole = load_recipe(run.require().recipe, trust_code=trust_code)
     recipe = stage_recipe(whole, whole.stages[-1], trust_code=trust_code) if whole.stages else whole
     names = [learner.name for learner in recipe.learners]

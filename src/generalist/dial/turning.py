@@ -23,12 +23,13 @@ from generalist.data.options import Splits, load_splits
 from generalist.data.sampler import epoch_batches
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import subset
-from generalist.dial.learners import ROUNDING, Gamma, Learners, Source, State, gammas_of, learners_of, mixed_state
+from generalist.dial.learners import ROUNDING, Gamma, Learners, State, gammas_of, learners_of, mixed_state
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.evaluation.accuracy import NATURAL
 from generalist.tensors.batchnorm import reestimate, statistics_names
 from generalist.training.artefacts import UPDATES, save_weights
 from generalist.training.environment import choose_device
+from generalist.training.mixing_options import Source
 from generalist.training.options import ValidationOptions
 from generalist.training.validation import Validation, validation_indices
 from generalist.weights import network_of

@@ -33,7 +33,7 @@ class CpuNetwork(FoldedNetwork):
         sides = [step.side[1] for step in self.plan.steps if step.side is not None]
         layers = [*(step.layer for step in self.plan.steps), *sides]
         self._linear = mean_and_linear(self.plan)
-        self._spread: dict[tuple[int, bool], Tensor] = {}
+        self._spread: dict[int, Tensor] = {}
         self._blocked = {layer: (layer.weight.to_mkldnn(), layer.bias.to_mkldnn()) for layer in layers}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,13 +53,10 @@ class CpuNetwork(FoldedNetwork):
         if self._linear is None:
             logits: Tensor = self.plan.tail(features)
             return logits
-        pixels, plain = features.shape[2] * features.shape[3], features.is_contiguous()
-        if (pixels, plain) not in self._spread:
-            weight = self._linear.weight / pixels
-            spread = weight.repeat_interleave(pixels, 1) if plain else weight.repeat(1, pixels)
-            self._spread[pixels, plain] = spread
-        values = features if plain else features.permute(0, 2, 3, 1)  # no copy in either layout
-        return F.linear(values.flatten(1), self._spread[pixels, plain], self._linear.bias)
+        pixels = features.shape[2] * features.shape[3]
+        if pixels not in self._spread:
+            self._spread[pixels] = self._linear.weight.repeat(1, pixels) / pixels
+        return F.linear(features.permute(0, 2, 3, 1).flatten(1), self._spread[pixels], self._linear.bias)
 
     def _with_gradient(self, x: Tensor) -> Tensor:
         """The last value, as autograd can follow it."""

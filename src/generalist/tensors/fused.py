@@ -48,10 +48,15 @@ class FusedNetwork(FoldedNetwork):
         super().__init__(graph, dtype)
 
     @property
+    def whole(self) -> bool:
+        """Whether kernels of our own fit all of its convolutions."""
+        return all(step.layer in self.kernels for step in self.plan.steps)
+
+    @property
     def row_by_row(self) -> bool:
         """Whether an image's answer and gradient are the same, bit by bit, however many images are asked at once. Our
         kernels sum in an order of their own that no number of rows changes; libraries choose theirs by it."""
-        return self.head is not None and all(step.layer in self.kernels for step in self.plan.steps)
+        return self.whole and self.head is not None
 
     def refresh(self) -> None:
         for layer in self.layers:
@@ -229,7 +234,7 @@ def wholly_fused(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int]) 
         fused = fuse(model, dtype, shape=shape, triton=True)
     except CannotFoldError:
         return None
-    return fused if all(step.layer in fused.kernels for step in fused.plan.steps) else None
+    return fused if fused.whole else None
 
 
 def like_tensor_float(model: nn.Module, *, shape: Sequence[int]) -> FusedNetwork | None:

@@ -11,6 +11,9 @@ from generalist.core.schedule import Schedule
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
+Source = Literal["raw", "averaged"]
+"""What is mixed of a learner: its weights, or its own average of them."""
+
 DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}
 
 
@@ -85,7 +88,7 @@ class MixingOptions(Options):
     warmup: bool = True
     """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
 
-    source: Literal["raw", "averaged"] = "raw"
+    source: Source = "raw"
     """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
 
     counters: Literal["copy", "truncate"] = "copy"
