@@ -110,15 +110,16 @@ def test_the_published_loop_does_what_the_published_style_does(
         trainer.engine.set_progress(step=number, epoch=1, position=position)
         trainer.engine.iteration(batch)
         wide = type(batch)(batch.x.double(), batch.y, batch.index)
-        losses = [float(loss) for loss in loop.iteration(wide, position=position)]
+        losses = loop.iteration(wide, position=position)
         ours = [found["loss"] for found in trainer.engine.take_means().values()]
         assert losses == pytest.approx(ours, abs=1e-9, rel=0)
     flat, mixed = trainer.learners[0].flat, trainer.global_learner
-    _assert_equal(loop.mixed, flat.state_dict(mixed.vector, mixed.counters))
+    _assert_equal(loop.mixed.state, flat.state_dict(mixed.vector, mixed.counters))
     for learner, network, average in zip(trainer.learners, loop.models, loop.averages, strict=True):
         assert learner.average is not None
         _assert_equal(network.state_dict(), learner.flat.state_dict())
-        _assert_equal(average, flat.state_dict(learner.average.vector, learner.average.counters))
+        _assert_equal(average.state, flat.state_dict(learner.average.vector, learner.average.counters))
+        _assert_equal(average.network.state_dict(), average.state)
 
 
 def _assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

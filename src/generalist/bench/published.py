@@ -1,15 +1,20 @@
 """The baseline: a training iteration in the form that the published code gives it.
 
-Written from a description of its behaviour (docs/method.md, the column `published code`), for any number of learners:
-ordinary modules in fp32 with PyTorch's default flags, switched to eval mode for the attack and back; PGD by
-torch.autograd.grad; one torch.optim.SGD each; then, tensor by tensor in a Python loop over the state dicts, each
-learner's average and the average of their mixture, BatchNorm's counters included. Nothing is fused, captured, cast
-or laid out for speed. Loading and logging are left out, so that it is not slower here than it has to be.
+Written from its behaviour (PKU-ML/Generalist, and docs/method.md, the column `published code`), for any number of
+learners: ordinary modules in fp32 with PyTorch's default flags; PGD in eval mode whose every step is a whole
+`backward()`, the weights' gradients included; one torch.optim.SGD each; then, tensor by tensor in a Python loop over
+the state dicts, each learner's average and the average of their mixture, BatchNorm's counters included. The mixture
+asks a network for its state dict anew for each tensor. After each update an average backs up and reloads a network of
+its own, which says how many images of the batch it gets right. Loss and accuracies are read back every iteration.
+
+Left out, so that it is not slower here than it has to be: loading and augmenting images, random starts drawn by NumPy
+in float64 on the host, nn.DataParallel around every network, the progress bar, redistribution.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,14 +58,16 @@ class PublishedLoop:
             )
             for learner, network in zip(job.learners, self.models, strict=True)
         ]
-        self.averages = [_copied(network) for network in self.models]
-        self.mixed = _copied(model)
+        self.averages = [Average(network) for network in self.models]
+        self.mixed = Average(model)
         self.step = 0
 
-    def iteration(self, batch: Batch, *, position: float = 0.0) -> list[Tensor]:
+    def iteration(self, batch: Batch, *, position: float = 0.0) -> list[float]:
         """One step of every learner and of the averages, `position` epochs into training; the losses."""
         losses = []
-        for learner, model, optimizer in zip(self.job.learners, self.models, self.optimizers, strict=True):
+        for learner, model, optimizer, average in zip(
+            self.job.learners, self.models, self.optimizers, self.averages, strict=True
+        ):
             rate = self.job.learning_rate(learner) * learner.schedule.at(position, self.job.train.epochs)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -70,10 +77,13 @@ class PublishedLoop:
             loss = F.cross_entropy(model(x), batch.y, label_smoothing=learner.label_smoothing)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            losses.append(loss.detach())
-        self._average(self.job.gammas_at(position))
+            average.update([model], [1.0])
+            losses.append(loss)
+        self.mixed.update([average.network for average in self.averages], self.job.gammas_at(position))
+        for average in self.averages:
+            average.accuracy(batch)
         self.step += 1
-        return losses
+        return [loss.item() for loss in losses]
 
     def _attack(self, learner: LearnerOptions, model: nn.Module, batch: Batch) -> Tensor:
         assert learner.threat is not None
@@ -92,29 +102,41 @@ class PublishedLoop:
         adversarial = (x + threat.project(start)).clamp(0, 1)
         for _ in range(attack.steps):
             adversarial.requires_grad_()
-            loss = F.cross_entropy(model(adversarial), batch.y)
-            (gradient,) = torch.autograd.grad(loss, [adversarial])
-            moved = adversarial.detach() + size * threat.steepest(gradient)
+            logits = model(adversarial)
+            model.zero_grad()
+            F.cross_entropy(logits, batch.y).backward()  # type: ignore[no-untyped-call]
+            assert adversarial.grad is not None
+            moved = adversarial.detach() + size * threat.steepest(adversarial.grad)
             adversarial = (x + threat.project(moved - x)).clamp(0, 1)
         return adversarial
 
+
+class Average:
+    """A running average of a network, or of a mixture of networks, and a network that has its weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.network = copy.deepcopy(model).eval()
+        self.state = _copied(self.network)
+        self.backup: State = {}
+        self.step = 0
+
     @torch.no_grad()
-    def _average(self, gammas: list[float]) -> None:
+    def update(self, networks: Sequence[nn.Module], weights: Sequence[float]) -> None:
+        """Integer counters are averaged like weights, and truncated by the copy."""
         decay = min(DECAY, (self.step + 1) / (self.step + 10))
-        for average, model in zip(self.averages, self.models, strict=True):
-            _blend(average, model.state_dict(), decay)
-        mixture: State = {}
-        for name in self.mixed:
-            parts = [gamma * average[name] for gamma, average in zip(gammas, self.averages, strict=True)]
-            mixture[name] = sum(parts[1:], start=parts[0])
-        _blend(self.mixed, mixture, decay)
+        first = networks[0].state_dict()
+        for name, value in self.state.items():
+            mixture = first[name] * weights[0] if len(networks) > 1 else first[name]
+            for network, weight in zip(networks[1:], weights[1:], strict=True):
+                mixture = mixture + network.state_dict()[name] * weight  # the whole state dict for one tensor
+            value.copy_(decay * value + (1 - decay) * mixture)
+        self.step += 1
+        self.backup = _copied(self.network)
+        self.network.load_state_dict(self.state)
+
+    def accuracy(self, batch: Batch) -> float:
+        return float((self.network(batch.x).argmax(1) == batch.y).float().mean())
 
 
 def _copied(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def _blend(average: State, state: State, decay: float) -> None:
-    """Integer counters are averaged like weights, and truncated by the copy."""
-    for name, value in average.items():
-        value.copy_(decay * value + (1 - decay) * state[name])

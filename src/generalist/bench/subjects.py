@@ -94,10 +94,10 @@ def published_subject(setting: Setting) -> Subject:
     )
     loop = PublishedLoop(job, model.to(device))
     feed = cycle(batches)
-    seen: list[list[Tensor]] = []
+    seen: list[list[float]] = []
 
     def losses() -> dict[str, float]:
-        means = torch.tensor([[float(loss) for loss in found] for found in seen]).mean(0).tolist()
+        means = torch.tensor(seen).mean(0).tolist()
         return dict(zip([learner.name for learner in job.learners], means, strict=True))
 
     return Subject(lambda: seen.append(loop.iteration(next(feed))), losses)
