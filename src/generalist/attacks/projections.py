@@ -9,7 +9,9 @@ adaptive boundary attack", section 2). Where the box ends before the plane, ever
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
@@ -24,6 +26,9 @@ Amounts = Callable[[Tensor, Tensor, Tensor], Tensor]
 Amounts where the slope is 0 mean nothing."""
 
 AMOUNTS: Registry[Amounts] = Registry("norm of a projection onto hyperplanes")
+
+LONGEST = 16384
+"""Coordinates of a row for which a GPU has a kernel: a row has to fit the registers of one block of threads."""
 
 DUALS: Registry[type[Threat]] = Registry("norm of a projection onto hyperplanes")
 DUALS.register("linf")(L1)
@@ -85,8 +90,12 @@ def _level(weights: Tensor, caps: Tensor, gap: Tensor) -> Tensor:
     """The t [..., 1] with sum_i weights_i min(caps_i, t) = gap, or the largest cap where no t is enough.
 
     The sum is piecewise linear in t with its kinks at the caps, so a sort says on which piece the solution lies. Sums
-    over all pixels are taken in float64, the sort in the images' own type.
+    over all pixels are taken in float64, the sort in the images' own type. A GPU has a kernel that needs no sort.
     """
+    if _has_kernel(caps):
+        from generalist.tensors.triton_level import level
+
+        return level(weights, caps, gap)
     order = _ascending(caps)
     caps, weights = caps.gather(-1, order), weights.expand_as(caps).gather(-1, order)
     full = weights * caps
@@ -104,3 +113,14 @@ def _ascending(values: Tensor) -> Tensor:
     """What sorts each row. On the CPU by NumPy, whose vectors take a seventh of PyTorch's time for rows of 64."""
     plain = type(values) is Tensor and values.device.type == "cpu"  # others may have no values, or not here
     return torch.from_numpy(np.argsort(values.numpy(), axis=-1)) if plain else values.argsort(dim=-1)
+
+
+def _has_kernel(caps: Tensor) -> bool:
+    """Whether rows are of the kernel's type and short enough for it."""
+    plain = type(caps) is Tensor and caps.is_cuda and caps.dtype == torch.float32
+    return plain and caps.shape[-1] <= LONGEST and _triton()
+
+
+@cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
