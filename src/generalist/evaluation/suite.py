@@ -305,8 +305,11 @@ class Suite:
     def _search(self, step: Step, crew: Crew, batch: Batch, rounds: Tensor, count: int) -> Future[Found]:
         """Attack the first `count` rows; the others are copies."""
         searched, threat = self.searched[step.half], step.threat.build()
-        rows = rows_for(count, self.feeder.size) if searched.row_by_row else self.feeder.size
-        part = Batch(x=batch.x[:rows], y=batch.y[:rows], index=batch.index[:rows])
+        x, rows = batch.x, self.feeder.size
+        if searched.row_by_row:
+            rows = rows_for(count, rows)
+            x = x.contiguous(memory_format=torch.channels_last)  # as our kernels read images and write their gradients
+        part = Batch(x=x[:rows], y=batch.y[:rows], index=batch.index[:rows])
         network, seed = crew.hire(searched.network), self.options.seed
         return crew.submit(lambda: step.attack.run_round(network, part, rounds[:rows], threat=threat, seed=seed))
 
