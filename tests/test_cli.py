@@ -77,7 +77,7 @@ COMMANDS = {
         "--trust-code",
     },
     "export": {"SUBJECT", "--to", "--out", "--model", "--force", "--trust-code"},
-    "compare": {"RUNS", "--paper", "--format", "--trust-code"},
+    "compare": {"RUNS", "--paper", "--seeds", "--format", "--trust-code"},
     "report": {"RUNS", "--out", "--figures", "--formats", "--images", "--device", "--trust-code"},
     "bench train": {
         "--recipe",

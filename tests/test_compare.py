@@ -348,3 +348,54 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "digits-at")
     with pytest.raises(RunError, match="has no evaluation: run `generalist evaluate"):
         compare([run])
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def seeded(folder: Path, seed: int, natural: int, **more: tuple[int, int]) -> Path:
+    run = write_run(folder / f"d-{seed}", "cifar10-resnet18-d", a={"natural": (natural, 1000), **more})
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace("train: {", f"train: {{seed: {seed}, "))
+    return run
+
+
+def test_seeds_are_one_row_of_means(tmp_path: Path) -> None:
+    """By hand: 88, 89 and 91 have the mean 89.33 and the deviation sqrt((1.78 + 0.11 + 2.78) / 2) = 1.53."""
+    runs = [seeded(tmp_path, 7, 880, pgd=(1, 2)), seeded(tmp_path, 2, 890), seeded(tmp_path, 3, 910, pgd=(1, 2))]
+    other = write_run(tmp_path / "at", "baseline-cifar10-resnet18-at", a={"natural": (820, 1000)})
+    found = compare([runs[0], other, *runs[1:]], seeds=True)
+    assert [row.name for row in found.rows] == ["d-7, seeds 2, 3, 7", "at"]
+    mean = found.rows[0].cells["natural"]
+    assert mean.value == pytest.approx(0.893333, abs=1e-6) and mean.deviation == pytest.approx(0.0152753, abs=1e-6)
+    assert (mean.runs, mean.samples, mean.low, mean.high) == (3, 1000, None, None)
+    assert "pgd" not in found.rows[0].cells  # seed 2 has none
+    assert found.rows[1].cells["natural"].deviation is None and len(found.rows[0].files) == 3
+    assert [row.name for row in compare([runs[0], other]).rows] == ["d-7", "at"]
+
+
+def test_seeds_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [seeded(tmp_path, 0, 880), seeded(tmp_path, 1, 890)]
+    found = compare(runs, seeds=True)
+    assert "88.50 ± 0.71" in to_markdown(found) and r"88.50 $\pm$ 0.71" in to_latex(found)
+    (line,) = csv.DictReader(io.StringIO(to_csv(found)))
+    assert (line["value"], line["low"], line["runs"], line["deviation"]) == ("88.50", "", "2", "0.71")
+    code, out, _ = run_main(["compare", *map(str, runs), "--seeds", "--paper"], monkeypatch, capsys)
+    assert code == 0 and "88.50 ± 0.71" in out and "standard deviation over seeds" in out
+
+
+def test_one_seed_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [seeded(tmp_path / name, 1, 880) for name in ("a", "b")]
+    code, _, err = run_main(["compare", *map(str, runs), "--seeds"], monkeypatch, capsys)
+    assert code == 2 and "a/d-1 and b/d-1 have the same recipe and seed" in " ".join(err.split())
+
+
+def test_other_settings_are_not_other_seeds(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path, 0, 880), seeded(tmp_path, 1, 890)]
+    text = (runs[1] / "recipe.yaml").read_text()
+    (runs[1] / "recipe.yaml").write_text(text.replace("batch_size: 128", "batch_size: 64"))
+    assert [row.name for row in compare(runs, seeds=True).rows] == ["d-0", "d-1"]

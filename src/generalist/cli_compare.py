@@ -27,6 +27,9 @@ def compare(
     paper: Annotated[
         bool, typer.Option("--paper", help="Show the papers' figures for the same data, network and method, too.")
     ] = False,
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="Runs that differ in the seed alone as one row: mean and deviation.")
+    ] = False,
     form: Annotated[str, typer.Option("--format", help="table, csv, markdown or latex.")] = "table",
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipes, which run code.")
@@ -39,7 +42,7 @@ def compare(
     """
     if form != "table" and form not in WRITERS:
         raise GeneralistError(f"--format is table, {', '.join(WRITERS)}, not {form!r}")
-    comparison = compare_runs(runs, paper=paper, trust_code=trust_code)
+    comparison = compare_runs(runs, paper=paper, seeds=seeds, trust_code=trust_code)
     if form == "table":
         _show(comparison)
     else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from generalist.attacks.threats import ThreatOptions
@@ -55,6 +56,10 @@ class Cell:
     note: str = ""
     of: str = ""
     """The threats of a union, by commas; empty where they are not known."""
+    deviation: float | None = None
+    """Of a mean over seeds, their standard deviation (n - 1)."""
+    runs: int | None = None
+    """Over how many runs it is a mean; None for the figure of one."""
 
 
 @dataclass
@@ -74,6 +79,9 @@ class Row:
     """What tells it from the run's best network on the run's own images, for a name."""
     files: list[Path] = field(default_factory=list)
     """The summaries whose figures these are."""
+    recipe: str = ""
+    """The run's recipe without its seed."""
+    seed: int = 0
 
     @property
     def images(self) -> str:
@@ -123,13 +131,15 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         groups.setdefault(_target(summary), []).append((path, summary))
     if not groups:
         raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
+    seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
         apart = _apart(what, own, groups)
         dataset = recipe.data.name if own else what.split
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), _cells(summaries), what.subject)
-        rows.append((not own, Row(named(name, apart), *about, apart, [path for path, _ in summaries])))
+        files = [path for path, _ in summaries]
+        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, recipe.train.seed)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 
@@ -248,6 +258,47 @@ def _share(value: float, path: Path) -> float:
     return float(value)
 
 
+# -- seeds -------------------------------------------------------------------------------------------------------------
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Row]:
+    """Our rows whose recipes differ in the seed alone, put together where the first of them stood.
+
+    Only figures that every seed has: a mean over fewer would be of other runs than its neighbours. Two runs of one
+    recipe and one seed are no two samples, and refused.
+    """
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for number, row in enumerate(rows):
+        alone = (number,)  # a paper's row
+        same = (row.recipe, row.dataset, row.subject, row.apart)
+        groups.setdefault(same if row.source == OURS else alone, []).append(row)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(rows: Sequence[Row]) -> Row:
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+    seeds = [row.seed for row in rows]
+    for i, row in enumerate(rows):
+        if row.seed in seeds[:i]:
+            twin = rows[seeds.index(row.seed)].name
+            raise GeneralistError(f"{twin} and {row.name} have the same recipe and seed: name one of them")
+    columns = [column for column in first.cells if all(column in row.cells for row in rows)]
+    cells = {column: _mean([row.cells[column] for row in rows]) for column in columns}
+    files = [path for row in rows for path in row.files]
+    named = f"{first.name}, seeds {', '.join(str(seed) for seed in sorted(seeds))}"
+    return replace(first, name=named, cells=cells, files=files)
+
+
+def _mean(cells: Sequence[Cell]) -> Cell:
+    """Without an interval: that of one network's images says nothing about the next seed."""
+    values = [cell.value for cell in cells]
+    counts = {cell.samples for cell in cells}
+    samples = counts.pop() if len(counts) == 1 else None
+    return Cell(fmean(values), samples=samples, of=cells[0].of, deviation=stdev(values), runs=len(values))
+
+
 # -- the papers -------------------------------------------------------------------------------------------------------
 
 
@@ -331,10 +382,13 @@ class Comparison:
         ours = [
             cell for row in self.rows for cell in row.cells.values() if cell.low is not None and cell.high is not None
         ]
-        if not ours:
-            return []
-        widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
-        return [f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them"]
+        said = []
+        if ours:
+            widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
+            said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
+        if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
+            said.append("\N{PLUS-MINUS SIGN}: the standard deviation over seeds, of which the figure is the mean")
+        return said
 
     def _marked(self) -> list[tuple[Row, str, Cell]]:
         found = ((row, column, row.cells.get(column)) for row in self.rows for column in self.columns)
@@ -367,13 +421,18 @@ def _rank(column: str) -> tuple[int, str, int, str]:
     return 9, "", 0, column
 
 
-def compare(runs: Sequence[str | Path], *, paper: bool = False, trust_code: bool = False) -> Comparison:
-    """The evaluated networks of these runs; with `paper`, each followed by the papers' rows for the same thing."""
+def compare(
+    runs: Sequence[str | Path], *, paper: bool = False, seeds: bool = False, trust_code: bool = False
+) -> Comparison:
+    """The evaluated networks of these runs; with `paper`, each followed by the papers' rows for the same thing. With
+    `seeds`, runs that differ in the seed alone are one row of means."""
     if not runs:
         raise GeneralistError("name at least one run to compare")
     paths = [Path(run) for run in runs]
     named_paths = zip(paths, run_names(paths), strict=True)
     ours = [row for path, name in named_paths for row in rows_of(path, name=name, trust_code=trust_code)]
+    if seeds:
+        ours = over_seeds(ours)
     rows: list[Row] = []
     for i, row in enumerate(ours):
         rows.append(row)

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 
-from generalist.compare import Comparison
+from generalist.compare import Cell, Comparison
 
 CSV_FIELDS = (
     "source",
@@ -19,9 +19,13 @@ CSV_FIELDS = (
     "low",
     "high",
     "samples",
+    "runs",
+    "deviation",
     "flag",
     "note",
 )
+
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 NAMES = 5
 """Columns of a wide table that say what a row is; figures follow."""
@@ -40,9 +44,14 @@ def cells_of(comparison: Comparison) -> list[list[str]]:
         for column in comparison.columns:
             cell = row.cells.get(column)
             mark = f" [{marks[i, column]}]" if (i, column) in marks else ""
-            figures.append("" if cell is None else f"{100 * cell.value:.2f}{mark}")
+            figures.append("" if cell is None else f"{_figure(cell)}{mark}")
         table.append([row.name, row.source, row.dataset, row.model, row.method, row.images, *figures])
     return table
+
+
+def _figure(cell: Cell) -> str:
+    mean = f"{100 * cell.value:.2f}"
+    return mean if cell.deviation is None else f"{mean} {PLUS_MINUS} {100 * cell.deviation:.2f}"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -54,10 +63,15 @@ def to_csv(comparison: Comparison) -> str:
         for column in comparison.columns:
             if (cell := row.cells.get(column)) is None:
                 continue
-            bounds = ["" if bound is None else f"{100 * bound:.2f}" for bound in (cell.value, cell.low, cell.high)]
+            bounds = [_percent(bound) for bound in (cell.value, cell.low, cell.high)]
             who = [_plain(text) for text in (row.source, row.name, row.dataset, row.model, row.method)]
-            writer.writerow([*who, _plain(column), *bounds, cell.samples or "", cell.flag, cell.note])
+            counts = [cell.samples or "", cell.runs or "", _percent(cell.deviation)]
+            writer.writerow([*who, _plain(column), *bounds, *counts, cell.flag, cell.note])
     return stream.getvalue()
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"
 
 
 def _plain(text: str) -> str:
@@ -95,8 +109,9 @@ def to_latex(comparison: Comparison) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX = {PLUS_MINUS: r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def _tex(text: str) -> str:
-    return re.sub(r"[\\~^&%$#_{}]", lambda found: _TEX.get(found[0], "\\" + found[0]), " ".join(text.split()))
+    special = rf"[\\~^&%$#_{{}}{PLUS_MINUS}]"
+    return re.sub(special, lambda found: _TEX.get(found[0], "\\" + found[0]), " ".join(text.split()))
