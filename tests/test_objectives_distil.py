@@ -25,7 +25,7 @@ from several_norms_helpers import (
     train_inside_a_generalist,
 )
 from torch import Tensor, nn
-from training_helpers import NATURAL, ROBUST, TinyNet, tiny_recipe, train
+from training_helpers import NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe, train
 
 from generalist import api
 from generalist.core.errors import GeneralistError
@@ -103,6 +103,58 @@ def test_a_run_teaches_a_natural_learner(taught: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, state[name].to(tensor.dtype)), "it stays as it is"
 
 
+def test_logits_as_a_teacher_has_them(taught: Path, tmp_path: Path) -> None:
+    toy = Toy({"kind": "at-distil", "teacher": str(taught), "weight": 0.4, "match": "logits"}, tmp_path)
+    distilled(toy).epoch_start(1)
+    teacher = toy.fresh()
+    teacher.load_state_dict(load_weights(taught / "last.safetensors")[0])
+    disturb(toy)
+    attacked = one_by_one(toy, plain_pgd("linf", LINF))
+    with torch.no_grad():
+        wanted = teacher.eval()(toy.batch.x)
+
+    def loss(m: nn.Module) -> Tensor:
+        logits = m(attacked)
+        return 0.6 * cross_entropies(logits, toy.batch.y).mean() + 0.4 * ((logits - wanted) ** 2).mean()
+
+    assert_gradients(toy, loss)
+
+
+BESIDE: dict[str, Any] = {"kind": "at-distil", "teacher": "#natural", "weight": 1, "match": "logits"}
+
+
+@pytest.mark.parametrize("objective", [BESIDE, {"kind": "awp", "around": BESIDE}], ids=["alone", "in awp"])
+def test_another_learner_teaches_from_epoch_to_epoch(objective: dict[str, Any], tmp_path: Path) -> None:
+    """As it is at the start of an epoch, and until the end of that."""
+    apart = {"redistribution": {"every": 0}}  # a restart at an epoch's end would change what is expected
+    trainer = make_trainer(tiny_recipe([{**ROBUST, "objective": objective}, NATURAL], mixing=apart), tmp_path)
+    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def look(done: int, total: int) -> None:
+        robust, natural = trainer.learners
+        inner = getattr(robust.objective, "inner", robust.objective)
+        seen.append((copy.deepcopy(inner.teacher.state_dict()), copy.deepcopy(natural.flat.state_dict())))
+
+    starts = [copy.deepcopy(trainer.learners[1].flat.state_dict())]
+    trainer.listener.iteration = look
+    trainer.run()
+    every = trainer.steps_per_epoch
+    assert every > 1 and len(seen) == every * trainer.job.train.epochs
+    starts += [natural for _, natural in seen[every - 1 :: every]]
+    for i, (teacher, natural) in enumerate(seen):
+        for name, tensor in teacher.items():
+            assert torch.equal(tensor, starts[i // every][name])
+        assert not torch.equal(teacher["linear.weight"], natural["linear.weight"])
+
+
+@pytest.mark.parametrize("name", ["nobody", "linf"])
+def test_a_learner_that_is_not_beside_it_is_refused(name: str) -> None:
+    with pytest.raises(
+        GeneralistError, match=rf"learners\.0\.objective: there is no other learner '{name}' \(others: natural\)"
+    ):
+        tiny_recipe([{**ROBUST, "objective": {**BESIDE, "teacher": f"#{name}"}}, NATURAL])
+
+
 def test_an_average_starts_anew_with_new_weights_and_a_run_does_not(taught: Path, tmp_path: Path) -> None:
     for i, teacher in enumerate((None, str(taught))):
         toy = Toy({**AT, "teacher": teacher}, tmp_path / str(i))
@@ -141,6 +193,11 @@ def test_a_teacher_that_is_not_there_is_refused_before_anything_runs(tmp_path: P
 def test_resumes(after: int, tmp_path: Path) -> None:
     """Within an epoch and at its end."""
     assert_resumes(recipe_of(AT), tmp_path, after=after)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_resumes_with_a_learner_beside_it(after: int, tmp_path: Path) -> None:
+    assert_resumes(tiny_recipe([{**ROBUST, "objective": BESIDE}, NATURAL]), tmp_path, after=after)
 
 
 def test_resumes_though_the_teacher_has_gone(taught: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from generalist.tensors.sync_batchnorm import Synchroniser, synchronise
 from generalist.training.build import build_engine, build_learners
 from generalist.training.global_share import GlobalShare
 from generalist.training.graph import why_not_graph
+from generalist.training.learner import Learner
 from generalist.training.parallel import Parallel
 from generalist.training.signals import stop_requests
 
@@ -219,23 +220,36 @@ def divided(recipe: Recipe, ranks: int = 2) -> Parallel:
     return parallel
 
 
+def built(recipe: Recipe, parallel: Parallel, path: Path) -> list[Learner]:
+    trainer = make_trainer(recipe, path)
+    return build_learners(
+        recipe,
+        trainer.train_images,
+        trainer.train_index,
+        device=torch.device("cpu"),
+        artefact=lambda text: {},
+        validation=(trainer.train_images, trainer.train_index),
+        trust_code=False,
+        parallel=parallel,
+    )
+
+
 @pytest.mark.parametrize(
     "objective", ["iat", {"kind": "ramp"}, {"kind": "awp", "around": "iat"}], ids=["iat", "ramp", "awp"]
 )
 def test_objectives_that_need_whole_batches_are_refused(objective: Any, tmp_path: Path) -> None:
     recipe = tiny_recipe([{**ROBUST, "objective": objective}])
-    trainer = make_trainer(recipe, tmp_path)
     with pytest.raises(RecipeError, match=r"learners.0.objective: '(iat|ramp|awp)' needs whole batches, which 2 ranks"):
-        build_learners(
-            recipe,
-            trainer.train_images,
-            trainer.train_index,
-            device=torch.device("cpu"),
-            artefact=lambda text: {},
-            validation=(trainer.train_images, trainer.train_index),
-            trust_code=False,
-            parallel=divided(recipe),
-        )
+        built(recipe, divided(recipe), tmp_path)
+
+
+def test_a_learner_that_another_process_may_step_is_no_teacher(tmp_path: Path) -> None:
+    taught = {**ROBUST, "objective": {"kind": "at-distil", "teacher": "#natural"}}
+    recipe = tiny_recipe([taught, NATURAL])
+    parallel = Parallel([1.0, 1.0])
+    parallel.groups = 2
+    with pytest.raises(RecipeError, match=r"learners.0.objective: it learns from 'natural', which another process"):
+        built(recipe, parallel, tmp_path)
 
 
 def test_a_batch_smaller_than_its_ranks_is_refused() -> None:

@@ -64,8 +64,9 @@ class LearnerView:
     index: Tensor
     """Which of them are trained on: the held-out ones are not among them."""
     artefact: Callable[[str], dict[str, Tensor]]
-    """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name.
-    To be called from `epoch_start`: at `setup` the earlier stage may not have run."""
+    """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name; of
+    `#NAME`: those that a learner of the same run has at the moment. To be called from `epoch_start`: at `setup` the
+    earlier stage may not have run, and within an iteration learners do not wait for one another."""
     epochs: int
     """The length of training, for what is a share of it and begins with an epoch."""
     padding: int = 0
@@ -197,6 +198,11 @@ class Objective:
     @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         """What it will ask `learner.artefact` for: a source that cannot be is refused before anything runs."""
+        return []
+
+    @classmethod
+    def companions(cls, options: ObjectiveOptions) -> list[str]:
+        """The learners of the same run that it will ask `learner.artefact` for, as `#NAME`."""
         return []
 
     def variant(self, step: int, epoch: int) -> str:

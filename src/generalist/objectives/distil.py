@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,14 +32,18 @@ class DistillationOptions(ObjectiveOptions):
 
     teacher: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     """The network that answers, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the
-    learner of that name; it stays as it is. Left out: an average of the learner's own weights, which starts anew
-    when the learner is redistributed."""
+    learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch.
+    Left out: an average of the learner's own weights, which starts anew when the learner is redistributed."""
 
     weight: Fraction = 0.5
-    """Share of the teacher's answer in the target; the label has the rest."""
+    """Share of what the teacher says in the loss; the label has the rest."""
+
+    match: Literal["probabilities", "logits"] = "probabilities"
+    """What is to be like the teacher's: probabilities, by cross-entropy, or logits, by the mean of squared differences.
+    Logits also say by how much, which bounds the learner's own (Cui et al., 2021)."""
 
     temperature: Positive = 1.0
-    """The teacher's logits are divided by it: above 1 its answers are softer."""
+    """The teacher's logits are divided by it before they become probabilities: above 1 these are softer."""
 
     decay: Decay = 0.999
     """Share of the old average kept at each iteration, where that is the teacher; less in the first iterations."""
@@ -53,12 +57,18 @@ class Distilled(Objective):
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
         self.source, self.decay = options.teacher, options.decay
-        self.weight, self.temperature = options.weight, options.temperature
+        self.weight, self.temperature, self.match = options.weight, options.temperature, options.match
+        self.beside = bool(self.companions(options))
 
     @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         assert isinstance(options, DistillationOptions)
-        return [options.teacher] if options.teacher is not None else []
+        return [options.teacher] if options.teacher is not None and not cls.companions(options) else []
+
+    @classmethod
+    def companions(cls, options: ObjectiveOptions) -> list[str]:
+        assert isinstance(options, DistillationOptions)
+        return [options.teacher[1:]] if options.teacher is not None and options.teacher.startswith("#") else []
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
@@ -67,8 +77,9 @@ class Distilled(Objective):
 
     @torch.no_grad()
     def epoch_start(self, epoch: int) -> None:
-        """The first time: only now an earlier stage has run, and the learner has the weights that it starts from."""
-        if not self.ready:
+        """The first time: only now an earlier stage has run, and the learner has the weights that it starts from. A
+        learner of the same run goes on learning: each time."""
+        if self.beside or not self.ready:
             own, source = self.learner.model.state_dict(), self.source
             self.teacher.load_state_dict(own if source is None else self.learner.weights_of(source, field="teacher"))
             self.ready.fill_(True)
@@ -79,12 +90,12 @@ class Distilled(Objective):
 
     @torch.no_grad()
     def answers(self, batch: Batch, progress: Progress) -> Tensor:
-        """The teacher's probabilities for the images as they are, after it has followed the learner."""
+        """What the teacher says of the images as they are, after it has followed the learner."""
         if self.source is None:
             self._follow(progress)
         with computing_in(self.learner.autocast, batch.x.device):
             logits = widen(self.teacher(batch.x))
-        return F.softmax(logits / self.temperature, 1)
+        return logits if self.match == "logits" else F.softmax(logits / self.temperature, 1)
 
     def _follow(self, progress: Progress) -> None:
         own = self.learner.model.state_dict()
@@ -96,9 +107,10 @@ class Distilled(Objective):
         torch._foreach_add_(olds, moves)
 
     def taught(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Metrics]:
-        """Cross-entropy against label and teacher, each with its share."""
+        """What label and teacher ask for, each with its share."""
         labelled = self.learner.cross_entropy(logits, inputs.batch.y)
-        copied = F.cross_entropy(logits, inputs.made["answers"].to(logits.dtype))
+        like = F.mse_loss if self.match == "logits" else F.cross_entropy
+        copied = like(logits, inputs.made["answers"].to(logits.dtype))
         metrics = {"label_loss": labelled.detach(), **accuracy(logits, inputs.batch.y)}
         return (1 - self.weight) * labelled + self.weight * copied, metrics
 
@@ -108,7 +120,8 @@ class Distilled(Objective):
 
 @OBJECTIVES.register("nt-distil")
 class NaturalDistillation(Distilled):
-    """Minimises (1 - weight) CE(x) + weight CE(p(x), teacher's p(x)) (Hinton et al., 2015, without its scaling).
+    """Minimises (1 - weight) CE(x) + weight CE(p(x), teacher's p(x)) (Hinton et al., 2015, without its scaling), or
+    with `match: logits` the mean of (z(x) - teacher's z(x))^2 in place of the second.
 
     Costs a forward and a backward pass, and a forward pass of the teacher.
     """
@@ -124,11 +137,15 @@ class NaturalDistillation(Distilled):
 
 @OBJECTIVES.register("at-distil")
 class AdversarialDistillation(Distilled):
-    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), x' from PGD on CE with the label.
+    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), x' from PGD on CE with the label; with
+    `match: logits` the mean of (z(x') - teacher's z(x))^2 in place of the second.
 
     The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher this
-    works against robust over-fitting. Costs steps + 1 forward and backward passes, as AT, and a forward pass of the
-    teacher.
+    works against robust over-fitting. With logits, weight 1 and the natural learner beside it as the teacher it is
+    learnable boundary guidance (Cui et al., 2021, "Learnable boundary guided adversarial training", without the
+    TRADES term), where the teacher is an epoch old at most.
+
+    Costs steps + 1 forward and backward passes, as AT, and a forward pass of the teacher.
     """
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:

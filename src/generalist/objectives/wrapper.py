@@ -57,6 +57,10 @@ class Wrapper(Objective):
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         return class_of(_around(options)).sources(_around(options))
 
+    @classmethod
+    def companions(cls, options: ObjectiveOptions) -> list[str]:
+        return class_of(_around(options)).companions(_around(options))
+
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         self.inner.setup(learner)

@@ -127,7 +127,10 @@ class Trainer:
             self.listener.say(f"warning: {LEAKED}")
 
     def _artefact(self, source: str) -> dict[str, Tensor]:
-        """Weights that an objective asks for: by default the global learner's."""
+        """The weights that an objective asks for: of a learner here, or of an earlier stage or run."""
+        for learner in self.learners:
+            if source == f"#{learner.name}":
+                return learner.flat.state_dict()
         return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:

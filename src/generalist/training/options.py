@@ -89,6 +89,10 @@ class LearnerOptions(Options):
         own = [self.threat] if self.threat else []
         return own + class_of(self.objective).threats(self.objective)
 
+    def companions(self) -> list[str]:
+        """The other learners whose weights its objective asks for."""
+        return class_of(self.objective).companions(self.objective)
+
     def sources(self) -> list[str]:
         """Earlier stages and runs whose weights its objective will ask for."""
         return class_of(self.objective).sources(self.objective)
@@ -243,8 +247,17 @@ class Job(Options):
         if taken := [*repeated, *(name for name in names if name in _TAKEN)]:
             raise ValueError(f"learners: the name {taken[0]!r} is taken; choose another")
         self._check_mixing(names)
+        self._check_companions(names)
         self._check_loop()
         return self
+
+    def _check_companions(self, names: list[str]) -> None:
+        for i, learner in enumerate(self.learners):
+            others = [name for name in names if name != learner.name]
+            for name in learner.companions():
+                if name not in others:
+                    known = ", ".join(others) or "there are none"
+                    raise ValueError(f"learners.{i}.objective: there is no other learner {name!r} (others: {known})")
 
     def _check_mixing(self, names: list[str]) -> None:
         mixing = self.mixing
