@@ -14,10 +14,12 @@ import pytest
 from cli_helpers import run_main
 
 from generalist import cli_compare
-from generalist.compare import UNION_MEAN, UNION_WORST, Comparison, _table, compare, method_of, paper_column, paper_rows
+from generalist.compare import Comparison, compare, method_of
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.core.errors import GeneralistError, RunError
 from generalist.evaluation.accuracy import Accuracy
+from generalist.paper_figures import _table, paper_column, paper_rows
 from generalist.recipe import load_recipe, shipped_text
 
 

@@ -1,93 +1,33 @@
 """Runs side by side, and beside the figures that the papers print.
 
-A run's figures are those of its evaluations (RUN/evaluation/*/summary.json). The papers' are package data, as printed;
-those that cannot be right are marked.
+A run's figures are those of its evaluations (RUN/evaluation/*/summary.json).
 """
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from generalist.attacks.threats import ThreatOptions
+from generalist.comparison_rows import NORMS, OURS, UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.directory import SUMMARY
+from generalist.paper_figures import published
 from generalist.recipe import load_recipe
 from generalist.training.options import LearnerOptions
 
 MAX_BYTES = 1 << 26
-UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
 AUTOATTACK = "aa"
-NORMS = ("linf", "l2", "l1")
-OURS = "ours"
-PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
-ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
-"""Tables whose rows vary a setting: they are not the method as such."""
-
-ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20"}
-"""The papers' names of attacks where ours differ."""
-
 VARIANTS = {
     frozenset({"nt", "linf"}): "generalist-d-nt-linf",
     frozenset({"linf", "l2"}): "generalist-d-linf-l2",
     frozenset({"nt", "linf", "l2"}): "generalist-t",
 }
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One figure: an accuracy in [0, 1], and what is to be said of it."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    samples: int | None = None
-    flag: str = ""
-    """`impossible`, `disagrees` or `outlier`, for a printed figure that is one."""
-    note: str = ""
-    of: str = ""
-    """The threats of a union, by commas; empty where they are not known."""
-    deviation: float | None = None
-    """Of a mean over seeds, their standard deviation (n - 1)."""
-    runs: int | None = None
-    """Over how many runs it is a mean; None for the figure of one."""
-
-
-@dataclass
-class Row:
-    """A network of a run, or a row of a paper's table."""
-
-    name: str
-    source: str
-    """`ours`, or the paper and its table."""
-    dataset: str
-    model: str
-    method: str
-    cells: dict[str, Cell] = field(default_factory=dict)
-    subject: str = ""
-    """Which network of a run: `best`, `last` or a learner's name."""
-    apart: str = ""
-    """What tells it from the run's best network on the run's own images, for a name."""
-    files: list[Path] = field(default_factory=list)
-    """The summaries whose figures these are."""
-    recipe: str = ""
-    """The run's recipe without its seed."""
-    seed: int = 0
-
-    @property
-    def images(self) -> str:
-        """On how many its figures were measured, as in `500` or `100 to 500`; empty where nothing says it."""
-        counts = sorted({cell.samples for cell in self.cells.values() if cell.samples})
-        return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 class Target(NamedTuple):
@@ -297,63 +237,6 @@ def _mean(cells: Sequence[Cell]) -> Cell:
     counts = {cell.samples for cell in cells}
     samples = counts.pop() if len(counts) == 1 else None
     return Cell(fmean(values), samples=samples, of=cells[0].of, deviation=stdev(values), runs=len(values))
-
-
-# -- the papers -------------------------------------------------------------------------------------------------------
-
-
-@cache
-def paper_rows() -> tuple[Row, ...]:
-    """Every row of the papers' tables, with marks at the figures that cannot be right."""
-    flags = {_key(entry): (entry["kind"], entry["note"]) for entry in _table("inconsistencies.csv")}
-    rows: dict[tuple[str, ...], Row] = {}
-    for entry in _table("paper_results.csv"):
-        if (entry["paper"], entry["table"]) in ABLATIONS:
-            continue
-        place = tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method"))
-        method = "generalist-d-nt-linf" if entry["method"] == "generalist" else entry["method"]
-        source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
-        row = rows.setdefault(place, Row(method, source, entry["dataset"], entry["model"], method))
-        flag, note = flags.get(_key(entry), ("", ""))
-        cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
-        row.cells[paper_column(entry["metric"], entry["eps"])] = cell
-    return tuple(rows.values())
-
-
-def _paper_union(eps: str) -> str:
-    """The threats of a union whose radii, in linf and l2, are written as `8/255;128/255`."""
-    radii = eps.split(";")
-    return (
-        ", ".join(str(ThreatOptions.model_validate(":".join(pair))) for pair in zip(NORMS, radii, strict=False))
-        if len(radii) > 1
-        else ""
-    )
-
-
-def paper_column(metric: str, eps: str) -> str:
-    """A paper's metric under the name that an evaluation of ours gives it: `pgd20-linf` is `pgd-20/linf:8/255`."""
-    if metric == "union-mean":
-        return UNION_MEAN
-    attack, _, norm = metric.rpartition("-")
-    if not eps:
-        return metric
-    threat = ThreatOptions.model_validate(f"{norm}:{eps}")
-    return f"{ATTACKS.get(attack, attack)}/{threat}"
-
-
-def published(rows: Iterable[Row]) -> list[Row]:
-    """The papers' rows for the same data, network and method as any of these."""
-    wanted = {(row.dataset, row.model, row.method) for row in rows}
-    return [row for row in paper_rows() if (row.dataset, row.model, row.method) in wanted]
-
-
-def _key(entry: dict[str, str]) -> tuple[str, ...]:
-    return tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method", "metric"))
-
-
-def _table(name: str) -> list[dict[str, str]]:
-    text = resources.files("generalist").joinpath("reference", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 # -- side by side -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ import csv
 import io
 import re
 
-from generalist.compare import Cell, Comparison
+from generalist.compare import Comparison
+from generalist.comparison_rows import Cell
 
 CSV_FIELDS = (
     "source",

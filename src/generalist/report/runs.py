@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import MAX_BYTES, Row, method_of, named, rows_of, run_names
+from generalist.compare import MAX_BYTES, method_of, named, rows_of, run_names
+from generalist.comparison_rows import Row
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory

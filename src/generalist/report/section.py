@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from generalist.compare import Cell
+from generalist.comparison_rows import Cell
 from generalist.report.drawing import Drawing
 from generalist.report.html import Content, Html, command, folded, join, tag
 from generalist.report.runs import Network, Run

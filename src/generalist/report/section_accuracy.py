@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from generalist.compare import UNION_MEAN, UNION_WORST, Row, parts_of, published, ranked, side_by_side
+from generalist.compare import parts_of, ranked, side_by_side
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Row
 from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
+from generalist.paper_figures import published
 from generalist.report.drawing import heat_ink, heat_role
 from generalist.report.html import Html, folded, join, short, table, tag
 from generalist.report.plots import dots, heat_map

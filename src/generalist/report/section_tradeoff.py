@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from generalist.compare import Row, paper_rows, ranked
+from generalist.compare import ranked
+from generalist.comparison_rows import Row
 from generalist.dial import Curve, Measured, Point
 from generalist.evaluation.accuracy import NATURAL
+from generalist.paper_figures import paper_rows
 from generalist.report.choices import Choice, choose
 from generalist.report.html import Html, short, table, tag
 from generalist.report.planes import Spot, Way, plane

@@ -67,8 +67,7 @@ class Trainer:
         locate: Callable[[str], str] = str,
         group: Group | None = None,
     ) -> None:
-        self.job, self.directory, self.device = job, directory, device
-        self.locate = locate
+        self.job, self.directory, self.device, self.locate = job, directory, device, locate
         self.listener = listener or Listener()
         self.parallel = parallel_for(job, group)
         self.group = self.parallel.group
@@ -128,10 +127,8 @@ class Trainer:
 
     def _artefact(self, source: str) -> dict[str, Tensor]:
         """The weights that an objective asks for: of a learner here, or of an earlier stage or run."""
-        for learner in self.learners:
-            if source == f"#{learner.name}":
-                return learner.flat.state_dict()
-        return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
+        found = [learner for learner in self.learners if source == f"#{learner.name}"]
+        return found[0].flat.state_dict() if found else load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train, extra = self.job.train, self.job.data.extra

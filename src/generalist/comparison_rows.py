@@ -1,0 +1,57 @@
+"""The rows of a comparison: figures of our runs, and of the papers' tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
+NORMS = ("linf", "l2", "l1")
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: an accuracy in [0, 1], and what is to be said of it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    samples: int | None = None
+    flag: str = ""
+    """`impossible`, `disagrees` or `outlier`, for a printed figure that is one."""
+    note: str = ""
+    of: str = ""
+    """The threats of a union, by commas; empty where they are not known."""
+    deviation: float | None = None
+    """Of a mean over seeds, their standard deviation (n - 1)."""
+    runs: int | None = None
+    """Over how many runs it is a mean; None for the figure of one."""
+
+
+@dataclass
+class Row:
+    """A network of a run, or a row of a paper's table."""
+
+    name: str
+    source: str
+    """`ours`, or the paper and its table."""
+    dataset: str
+    model: str
+    method: str
+    cells: dict[str, Cell] = field(default_factory=dict)
+    subject: str = ""
+    """Which network of a run: `best`, `last` or a learner's name."""
+    apart: str = ""
+    """What tells it from the run's best network on the run's own images, for a name."""
+    files: list[Path] = field(default_factory=list)
+    """The summaries whose figures these are."""
+    recipe: str = ""
+    """The run's recipe without its seed."""
+    seed: int = 0
+
+    @property
+    def images(self) -> str:
+        """On how many its figures were measured, as in `500` or `100 to 500`; empty where nothing says it."""
+        counts = sorted({cell.samples for cell in self.cells.values() if cell.samples})
+        return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

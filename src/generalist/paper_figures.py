@@ -1,0 +1,72 @@
+"""The figures that the papers print. They are package data, as printed; those that cannot be right are marked."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+
+from generalist.attacks.threats import ThreatOptions
+from generalist.comparison_rows import NORMS, UNION_MEAN, Cell, Row
+
+PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
+ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
+"""Tables whose rows vary a setting: they are not the method as such."""
+
+ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20"}
+"""The papers' names of attacks where ours differ."""
+
+
+@cache
+def paper_rows() -> tuple[Row, ...]:
+    """Every row of the papers' tables, with marks at the figures that cannot be right."""
+    flags = {_key(entry): (entry["kind"], entry["note"]) for entry in _table("inconsistencies.csv")}
+    rows: dict[tuple[str, ...], Row] = {}
+    for entry in _table("paper_results.csv"):
+        if (entry["paper"], entry["table"]) in ABLATIONS:
+            continue
+        place = tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method"))
+        method = "generalist-d-nt-linf" if entry["method"] == "generalist" else entry["method"]
+        source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
+        row = rows.setdefault(place, Row(method, source, entry["dataset"], entry["model"], method))
+        flag, note = flags.get(_key(entry), ("", ""))
+        cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
+        row.cells[paper_column(entry["metric"], entry["eps"])] = cell
+    return tuple(rows.values())
+
+
+def _paper_union(eps: str) -> str:
+    """The threats of a union whose radii, in linf and l2, are written as `8/255;128/255`."""
+    radii = eps.split(";")
+    return (
+        ", ".join(str(ThreatOptions.model_validate(":".join(pair))) for pair in zip(NORMS, radii, strict=False))
+        if len(radii) > 1
+        else ""
+    )
+
+
+def paper_column(metric: str, eps: str) -> str:
+    """A paper's metric under the name that an evaluation of ours gives it: `pgd20-linf` is `pgd-20/linf:8/255`."""
+    if metric == "union-mean":
+        return UNION_MEAN
+    attack, _, norm = metric.rpartition("-")
+    if not eps:
+        return metric
+    threat = ThreatOptions.model_validate(f"{norm}:{eps}")
+    return f"{ATTACKS.get(attack, attack)}/{threat}"
+
+
+def published(rows: Iterable[Row]) -> list[Row]:
+    """The papers' rows for the same data, network and method as any of these."""
+    wanted = {(row.dataset, row.model, row.method) for row in rows}
+    return [row for row in paper_rows() if (row.dataset, row.model, row.method) in wanted]
+
+
+def _key(entry: dict[str, str]) -> tuple[str, ...]:
+    return tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method", "metric"))
+
+
+def _table(name: str) -> list[dict[str, str]]:
+    text = resources.files("generalist").joinpath("reference", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
