@@ -25,12 +25,14 @@ def variant(path: Path, *overrides: str) -> dict[str, float]:
     return accuracies(train("digits-t", overrides=overrides, out=path, device="cpu"), "last", threats)
 
 
+@pytest.mark.slow
 def test_the_natural_model_is_not_robust(rows: dict[str, dict[str, float]]) -> None:
     assert rows["digits-nt"]["natural"] > 0.95
     assert rows["digits-nt"][LINF] < 0.30
     assert rows["digits-nt"][L2] < 0.30
 
 
+@pytest.mark.slow
 def test_the_global_learner_is_the_generalist(rows: dict[str, dict[str, float]]) -> None:
     ours, natural, robust = rows[GENERALIST], rows["digits-nt"], rows["digits-at"]
     assert ours["natural"] >= natural["natural"] - 0.02
@@ -72,6 +74,7 @@ def test_equal_budget() -> None:
     assert len(budgets) == 1
 
 
+@pytest.mark.slow
 def test_every_learner_has_a_row_and_the_summary_compares(rows: dict[str, dict[str, float]]) -> None:
     assert [name.split()[1] for name in rows if name.startswith("  its")] == ["linf", "natural", "l2"]
     points = 100 * (rows[GENERALIST]["natural"] - rows["digits-nt"]["natural"])
