@@ -355,6 +355,24 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
 # -- seeds ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("recipe", "method"),
+    [
+        ("baseline-imagenet-resnet50-fast-at", "fast-at"),
+        ("baseline-imagenet-wrn-50-2-at", "at"),
+        ("imagenet-resnet50-t", "generalist-t"),
+        ("imagenet-wrn-50-2-d-linf-l2", "generalist-d-linf-l2"),
+    ],
+)
+def test_runs_on_imagenet_stand_beside_the_papers_though_their_images_lie_in_a_folder(
+    tmp_path: Path, recipe: str, method: str
+) -> None:
+    run = write_run(tmp_path / "run", recipe, a={"natural": (3000, 5000)})
+    ours, theirs = compare([run], paper=True).rows
+    assert (ours.dataset, ours.method) == ("imagenet", method)
+    assert theirs.source == "Generalist++, table III" and theirs.cells["natural"].value > 0.5
+
+
 def seeded(folder: Path, seed: int, natural: int, **more: tuple[int, int]) -> Path:
     run = write_run(folder / f"d-{seed}", "cifar10-resnet18-d", a={"natural": (natural, 1000), **more})
     text = (run / "recipe.yaml").read_text()

@@ -20,7 +20,7 @@ from generalist.attacks.mim import MIM
 from generalist.attacks.pgd_attack import PGD
 from generalist.attacks.square import Square
 from generalist.attacks.threats import Linf, ThreatOptions, parse_threat
-from generalist.core.errors import GeneralistError
+from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.data.digits import load_digits
 from generalist.data.sets import ImageSet, from_arrays
 from generalist.evaluation import Accuracy, evaluate_model
@@ -103,7 +103,7 @@ def test_a_few_images_need_not_show_every_class(model: nn.Module, digits: ImageS
 
 def test_too_few_outputs_are_refused(digits: ImageSet) -> None:
     narrow = nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
-    with pytest.raises(GeneralistError, match="10 classes"):
+    with pytest.raises(DataError, match=r"labels up to 9 are of 10 classes.* tells 9 apart: renumber the labels"):
         evaluate(narrow, pair(digits, 500))
     single = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     zeros = digits.labels == 0
@@ -130,6 +130,11 @@ def test_named_classes_are_all_there_is(model: nn.Module, digits: ImageSet) -> N
 def test_what_is_no_classifier(digits: ImageSet, wrong: nn.Module, says: str) -> None:
     with pytest.raises(GeneralistError, match=says):
         evaluate(wrong, pair(digits, 3))
+
+
+def test_a_function_is_no_module(model: nn.Module, digits: ImageSet) -> None:
+    with pytest.raises(RunError, match=r"this is a function, neither a run.* wrap it in a module"):
+        evaluate(lambda x: model(x), pair(digits, 3))
 
 
 # -- precision -------------------------------------------------------------------------------------------------------

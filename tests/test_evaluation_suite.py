@@ -279,6 +279,14 @@ def test_masked_gradients_are_pointed_out(model: nn.Module) -> None:
     assert plain.summary["warnings"] == []
 
 
+def test_gradients_are_not_blamed_for_what_no_attack_with_gradients_was_shown(model: nn.Module) -> None:
+    """In a cascade, whatever Square breaks first is seen by none of the others."""
+    images, first = first_images(60), ("natural", Square(queries=100), "apgd-ce")
+    cascade = run(model, images, attacks=first, threats=(LINF,), mode="cascade")
+    assert cascade["natural"].correct - cascade["square/linf:0.12"].correct > 3
+    assert cascade.summary["warnings"] == []
+
+
 class Scaled(nn.Module):
     """Very sure of itself: the cross-entropy rounds to 0, though the logits have a gradient."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from objectives_toy import (
     reference_pgd,
 )
 from training_helpers import reference_bits, reference_uniform
+
+from generalist.core.errors import GeneralistError
 
 # -- rst --------------------------------------------------------------------------------------------------------------
 
@@ -122,3 +125,18 @@ def test_finite_where_probabilities_underflow(tmp_path: Path, objective: str) ->
     toy = make_toy(objective, tmp_path)
     extreme(toy)
     assert_finite(toy)
+
+
+AT_THE_IMAGE = {"steps": 3, "start": "none"}
+
+
+@pytest.mark.parametrize("objective", ["trades", "score", {"kind": "awp", "around": "trades"}], ids=str)
+def test_an_attack_that_could_not_move_is_refused(tmp_path: Path, objective: Any) -> None:
+    """TRADES' divergence and SCORE's distance are smallest, and flat, at the image itself."""
+    with pytest.raises(GeneralistError, match="no gradient at the image itself"):
+        make_toy(objective, tmp_path, attack=AT_THE_IMAGE)
+
+
+def test_the_error_of_score_has_a_gradient_at_the_image(tmp_path: Path) -> None:
+    toy = make_toy({"kind": "score", "form": "at"}, tmp_path, attack=AT_THE_IMAGE)
+    assert not torch.equal(toy.adversarial(), toy.batch.x)

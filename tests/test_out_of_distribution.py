@@ -88,6 +88,18 @@ def test_shards_are_refused() -> None:
         evaluate(corruptions="fog", shards="1/2")
 
 
+def test_what_the_images_do_not_allow_is_told_before_the_attacks(tmp_path: Path) -> None:
+    """Not after hours of AutoAttack: nothing has run, and nothing was written."""
+    for wish, reason in (
+        ({"corruptions": ["fog", "saturate"]}, "saturate needs images of three channels"),
+        ({"corruptions": "fog", "official": tmp_path}, "CIFAR-10 and -100"),
+        ({"perturbations": True, "official": tmp_path}, "CIFAR-10 and -100"),
+    ):
+        with pytest.raises(GeneralistError, match=reason):
+            evaluate(tmp_path / "out", **wish)
+    assert not (tmp_path / "out").exists()
+
+
 def official(folder: Path, labels: np.ndarray[Any, Any]) -> None:
     """A folder as the official one: darker at every severity."""
     (folder / "CIFAR-10-C").mkdir(parents=True)

@@ -24,7 +24,7 @@ from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Evaluation, check_classifier, evaluate_model
-from generalist.evaluation.out_of_distribution import measure_shift, parse_shift
+from generalist.evaluation.out_of_distribution import check_shift, measure_shift, parse_shift
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
@@ -150,6 +150,8 @@ def evaluate(
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
+    if shift:
+        check_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
     found = evaluate_model(
@@ -206,7 +208,15 @@ def mix(
 
 
 def _path_of(run: RunLike) -> Path:
-    return run.path if isinstance(run, RunDirectory) else Path(run)
+    if isinstance(run, RunDirectory):
+        return run.path
+    try:
+        return Path(run)
+    except TypeError:
+        kind = type(run).__name__
+        raise RunError(
+            f"this is a {kind}, neither a run, a weights file nor a torch.nn.Module: wrap it in a module"
+        ) from None
 
 
 def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor | None:

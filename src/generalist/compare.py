@@ -76,7 +76,7 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
         apart = _apart(what, own, groups)
-        dataset = recipe.data.name if own else what.split
+        dataset = recipe.data.known_as if own else what.split
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), _cells(summaries), what.subject)
         files = [path for path, _ in summaries]
         rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, recipe.train.seed)))

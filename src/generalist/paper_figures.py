@@ -17,6 +17,9 @@ ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
 ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20"}
 """The papers' names of attacks where ours differ."""
 
+NETWORKS = {"resnet50": "resnet50-imagenet"}
+"""The papers' names of networks where ours differ: theirs is the one for ImageNet."""
+
 
 @cache
 def paper_rows() -> tuple[Row, ...]:
@@ -29,7 +32,8 @@ def paper_rows() -> tuple[Row, ...]:
         place = tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method"))
         method = "generalist-d-nt-linf" if entry["method"] == "generalist" else entry["method"]
         source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
-        row = rows.setdefault(place, Row(method, source, entry["dataset"], entry["model"], method))
+        model = NETWORKS.get(entry["model"], entry["model"])
+        row = rows.setdefault(place, Row(method, source, entry["dataset"], model, method))
         flag, note = flags.get(_key(entry), ("", ""))
         cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
         row.cells[paper_column(entry["metric"], entry["eps"])] = cell

@@ -120,6 +120,11 @@ class DataOptions(Options):
                 )
         return self
 
+    @property
+    def known_as(self) -> str:
+        """What to call the set: its name, or of images in folders their directory's, as in /data/imagenet."""
+        return Path(self.root).name.lower() if self.name == "folder" and self.root is not None else self.name
+
 
 @dataclass(frozen=True)
 class Splits:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Images, ImageSet
 from generalist.models import check_model
 
@@ -18,7 +19,16 @@ def check_classifier(model: nn.Module, images: Images, device: torch.device | st
     """
     if isinstance(images, ImageSet) and not images.named:
         classes = max(2, len(images.classes))
-        check_model(_FirstOutputs(model, classes), images.shape, classes, device)
+        first = _FirstOutputs(model, classes)
+        try:
+            check_model(first, images.shape, classes, device)
+        except GeneralistError:
+            if 2 <= first.outputs < classes:  # the classes are the labels' own: rather these are wrong than the model
+                raise DataError(
+                    f"{images.name}: labels up to {classes - 1} are of {classes} classes, but the model tells "
+                    f"{first.outputs} apart: renumber the labels from 0, or evaluate the model that belongs to them"
+                ) from None
+            raise
     else:
         check_model(model, images.shape, len(images.classes), device)
 
@@ -28,11 +38,14 @@ class _FirstOutputs(nn.Module):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
-        self.model, self.count = model, count
+        self.model, self.count, self.outputs = model, count, 0
 
     def forward(self, x: Tensor) -> Any:
         logits = self.model(x)
-        return logits[:, : self.count] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            return logits
+        self.outputs = logits.shape[1]
+        return logits[:, : self.count]
 
 
 class AnyPrecision(nn.Module):

@@ -80,6 +80,8 @@ def black_box_warnings(columns: Sequence[Column], verdicts: Verdicts) -> list[st
         if not blind or not seeing:
             continue
         only = np.logical_or.reduce([verdicts.broken[key].any(0) for key in blind]) & verdicts.surviving(seeing)
+        # A cascade in which Square comes first shows what it broke to no other attack: that says nothing of gradients.
+        only &= np.logical_or.reduce([verdicts.done[key].any(0) for key in seeing])
         if only.sum() >= max(FEWEST, NOTEWORTHY * len(only)):
             warnings.append(
                 f"{threat}: square, which uses no gradients, broke {int(only.sum())} of {len(only)} samples that no "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json
 from generalist.data.cifar_c import CifarC, CifarP, load_cifar_c, load_cifar_p
-from generalist.data.corruptions import COMMON, CORRUPTIONS, EXTRA, SEQUENCES
+from generalist.data.corruptions import COMMON, CORRUPTIONS, EXTRA, SEQUENCES, corrupt, perturb_sequence
 from generalist.data.sets import Images
 from generalist.evaluation.corruptions import STABILITY, evaluate_corruptions, evaluate_perturbations
 
@@ -54,6 +54,22 @@ def parse_shift(
         raise GeneralistError("official files need --corruptions or --perturbations to say what is read from them")
     folder = None if official is None else Path(official)
     return Shift(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(sequences)), folder)
+
+
+def check_shift(images: Images, shift: Shift) -> None:
+    """Refuse what cannot be measured on these images (files that are not there, colours of grey images) beforehand:
+    the attacks that come first may take hours."""
+    if shift.official is not None:
+        if shift.corruptions:
+            _official_c(shift.official, images, shift.corruptions)
+        if shift.perturbations:
+            _official_p(shift.official, images, shift.perturbations)
+        return
+    first = images.batch(torch.zeros(1, dtype=torch.int64))
+    for name in shift.corruptions:
+        corrupt(first.x, name=name, severity=1, index=first.index, seed=0)
+    for name in shift.perturbations:
+        perturb_sequence(first.x, name=name, index=first.index, seed=0)
 
 
 def measure_shift(

@@ -92,6 +92,15 @@ class LearnerView:
                 raise GeneralistError(f"objective.{field}: {source!r} is another architecture: {name!r} differs")
         return {name: state[name] for name in own}
 
+    def require_random_start(self) -> None:
+        """For an attack that moves away from the answer to the image itself: there it has no gradient, so that one
+        which starts there never moves, and adversarial training would be natural training in disguise."""
+        if self.attack.start == "none":
+            raise GeneralistError(
+                f"learner {self.name!r}: its attack has no gradient at the image itself, where attack.start none "
+                "begins; use gaussian, or uniform"
+            )
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits in at least single precision."""
         with computing_in(self.autocast, x.device):

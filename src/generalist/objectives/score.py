@@ -11,7 +11,16 @@ from torch import Tensor
 
 from generalist.core.options import Fraction, Number
 from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress, accuracy
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    Objective,
+    ObjectiveOptions,
+    Progress,
+    accuracy,
+)
 from generalist.tensors.modes import frozen
 
 CLIPS = {"at": 0.4, "trades": 0.3}
@@ -53,6 +62,11 @@ class Score(Objective):
         super().__init__(options)
         self.form, self.weight = options.form, options.weight
         self.clip = CLIPS[options.form] if options.clip is None else options.clip
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        if self.form == "trades":
+            learner.require_random_start()
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         target = self._target(batch)

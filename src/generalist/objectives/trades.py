@@ -11,7 +11,16 @@ from torch import Tensor
 
 from generalist.core.options import Number
 from generalist.data.sets import Batch
-from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress, accuracy
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    Objective,
+    ObjectiveOptions,
+    Progress,
+    accuracy,
+)
 from generalist.tensors.modes import frozen
 
 
@@ -38,6 +47,10 @@ class Trades(Objective):
     def __init__(self, options: TradesOptions) -> None:
         super().__init__(options)
         self.beta = options.beta
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        learner.require_random_start()
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         with torch.no_grad(), frozen(self.learner.model, training=self.learner.attack.batchnorm == "train"):
