@@ -352,9 +352,6 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
         compare([run])
 
 
-# -- seeds ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [
@@ -371,6 +368,9 @@ def test_runs_on_imagenet_stand_beside_the_papers_though_their_images_lie_in_a_f
     ours, theirs = compare([run], paper=True).rows
     assert (ours.dataset, ours.method) == ("imagenet", method)
     assert theirs.source == "Generalist++, table III" and theirs.cells["natural"].value > 0.5
+
+
+# -- seeds ------------------------------------------------------------------------------------------------------------
 
 
 def seeded(folder: Path, seed: int, natural: int, **more: tuple[int, int]) -> Path:
