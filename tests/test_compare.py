@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_helpers import run_main
+from compare_helpers import write_run, write_summary
 
 from generalist import cli_compare
 from generalist.compare import Comparison, compare, method_of
-from generalist.comparison_rows import UNION_MEAN, UNION_WORST
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.core.errors import GeneralistError, RunError
 from generalist.evaluation.accuracy import Accuracy
 from generalist.paper_figures import _table, paper_column, paper_rows
-from generalist.recipe import load_recipe, shipped_text
-
-
-def write_run(path: Path, recipe: str, **evaluations: dict[str, tuple[int, int]]) -> Path:
-    """A run directory with a recipe and summaries; figures are (correct, total)."""
-    path.mkdir(parents=True)
-    (path / "recipe.yaml").write_text(shipped_text(recipe))
-    for key, figures in evaluations.items():
-        write_summary(path, key, {name: Accuracy(*pair).as_json() for name, pair in figures.items()})
-    return path
-
-
-def write_summary(run: Path, key: str, accuracy: dict[str, Any], **more: Any) -> None:
-    folder = run / "evaluation" / key
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": accuracy, **more}))
+from generalist.recipe import load_recipe
 
 
 @pytest.fixture
@@ -213,6 +197,22 @@ def test_papers_follow_the_last_of_several_runs_of_a_method(mine: Path, tmp_path
     ]  # fmt: skip
 
 
+def test_what_the_papers_have_no_figures_of_is_said(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits = [write_run(tmp_path / name, "digits-at", a={"natural": (9, 10)}) for name in ("one", "two")]
+    mart = write_run(tmp_path / "mart", "baseline-cifar10-resnet18-mart", a={"natural": (8, 10)})
+    model = load_recipe("digits-at").model.name
+    line = f"no comparable figures in the papers: digits, {model}, at; cifar10, resnet18, mart"
+    found = compare([*digits, mine, mart], paper=True)
+    assert found.remarks()[-1] == line and to_markdown(found).endswith(f"\n\n{line}\n")
+    assert f"% {line}" in to_latex(found).splitlines() and "comparable" not in to_csv(found)
+    code, out, _ = run_main(["compare", *map(str, digits), "--paper"], monkeypatch, capsys)
+    assert code == 0 and f"no comparable figures in the papers: digits, {model}, at" in out.splitlines()
+    assert "comparable" not in to_markdown(compare([mine], paper=True))
+    assert "comparable" not in to_markdown(compare([*digits, mine, mart]))
+
+
 def test_figures_that_cannot_be_are_marked_and_explained(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "cifar100-resnet18-d-linf-l2", a={"natural": (6, 10), "aa/linf:8/255": (2, 10)})
     write_summary(run, "b", {"aa/l2:128/255": Accuracy(4, 10).as_json()}, mean_over_threats={"value": 0.3, "of": "aa"})
@@ -291,6 +291,34 @@ def test_latex_is_a_tabular(mine: Path) -> None:
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 3 and len({row.count(" & ") for row in rows}) == 1
     assert text.startswith(r"\begin{tabular}{lllllrrrrrrr}")
+
+
+def test_footnotes_of_latex_are_text_below_the_tabular(tmp_path: Path) -> None:
+    """A comment is not in the compiled document, where the mark is."""
+    recipe = "baseline-cifar100-resnet18-at"
+    run = write_run(tmp_path / "run", recipe, a={"natural": (6, 10), "aa/linf:8/255": (2, 10)})
+    found = compare([run], paper=True)
+    table, _, below = to_latex(found).partition("\\end{tabular}\n")
+    assert "[1]" in table and "[2]" in table and "%" not in table
+    lines = below.splitlines()
+    assert lines[:2] == [r"\par\smallskip", r"{\footnotesize\raggedright"] and lines[-1] == "}"
+    assert [line[:4] for line in lines[2:-1]] == ["[1] ", "[2] "]
+    assert all("impossible" in line and line.endswith(r"\par") for line in lines[2:-1])
+    without = to_latex(compare([run]))
+    assert without.endswith("\\end{tabular}\n")
+
+
+def test_footnotes_of_latex_are_escaped() -> None:
+    cell = Cell(0.5, flag="outlier", note="50% & {all} of a_b")
+    found = Comparison([Row("x", "A & B", "d", "m", "at", {"natural": cell})], ["natural"])
+    assert r"[1] A \& B, at, natural: outlier; 50\% \& \{all\} of a\_b\par" in to_latex(found).splitlines()
+
+
+def test_a_name_in_brackets_is_no_option_of_the_line_before(tmp_path: Path) -> None:
+    """`\\\\` and booktabs' rules take what stands in brackets behind them for a length."""
+    runs = [write_run(tmp_path / name, "digits-at", a={"natural": (9, 10)}) for name in ("[3pt]", "*")]
+    rows = [line for line in to_latex(compare(runs)).splitlines() if "ours" in line]
+    assert [row.partition(" & ")[0] for row in rows] == ["{}[3pt]", "{}*"]
 
 
 def test_natural_accuracy_comes_first(mine: Path) -> None:

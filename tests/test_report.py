@@ -30,8 +30,10 @@ from report_helpers import (
 from generalist.compare import ranked, run_names
 from generalist.core import random
 from generalist.core.errors import GeneralistError, RunError
+from generalist.data.corruptions import COMMON
 from generalist.dial.curves import grid
 from generalist.evaluation.accuracy import Accuracy
+from generalist.evaluation.corruptions import CorruptionResult
 from generalist.report import write_report
 from generalist.report.runs import collect
 from generalist.report.samples import disagreements, recorded
@@ -323,6 +325,20 @@ def test_the_papers_points_are_shown_for_the_same_data_and_network(tmp_path: Pat
     assert len(ours) >= 2 and len(papers) > 20
     assert "AutoAttack was not run" not in page.prose
     assert {"trades-6", "generalist-t", "msd"} <= {box["data-filter"] for box in page.all("input")}
+
+
+def test_means_over_corruptions_stand_beside_the_papers_in_their_own_section(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "mine", "baseline-cifar10-resnet18-msd", natural=(850, 1000))
+    accuracies = {name: {severity: Accuracy(434, 1000) for severity in range(1, 6)} for name in COMMON}
+    found = CorruptionResult("cifar10-c", generated=False, seed=None, accuracies=accuracies)
+    (evaluation_of(run) / "corruptions.json").write_text(json.dumps({"corruptions": found.to_dict()}))
+    write_report([run], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    parts = [text.partition(f'id="{name}"')[2].partition("<section")[0] for name in ("attacks", "corruptions")]
+    attacks, corruptions = (Page(part).prose for part in parts)
+    assert "table I" in attacks and "level 5" not in attacks and "table IV" not in attacks
+    assert "level 5" in corruptions and "43.40" in corruptions
+    assert "table IV" in corruptions and "45.79" in corruptions
 
 
 def test_where_attacks_differ_the_strongest_common_one_is_taken(tmp_path: Path) -> None:

@@ -1,27 +1,38 @@
 """Runs side by side, and beside the figures that the papers print.
 
-A run's figures are those of its evaluations (RUN/evaluation/*/summary.json).
+A run's figures are those of its evaluations (RUN/evaluation/*/summary.json, and corruptions.json beside it).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from generalist.comparison_rows import NORMS, OURS, UNION_MEAN, UNION_WORST, Cell, Row
+from generalist.comparison_rows import (
+    GENERATED,
+    MAX_BYTES,
+    NORMS,
+    OFFICIAL,
+    OURS,
+    SHIFT_MEANS,
+    UNION_MEAN,
+    UNION_WORST,
+    Cell,
+    Row,
+)
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.directory import SUMMARY
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe
+from generalist.shift_figures import shift_figures
 from generalist.training.options import LearnerOptions
 
-MAX_BYTES = 1 << 26
 AUTOATTACK = "aa"
 VARIANTS = {
     frozenset({"nt", "linf"}): "generalist-d-nt-linf",
@@ -77,9 +88,11 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
         apart = _apart(what, own, groups)
         dataset = recipe.data.known_as if own else what.split
-        about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), _cells(summaries), what.subject)
         files = [path for path, _ in summaries]
-        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, recipe.train.seed)))
+        means, single = shift_figures(path.parent for path in files)
+        cells = {**_cells(summaries), **means}
+        about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), cells, what.subject)
+        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, recipe.train.seed, single)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 
@@ -224,11 +237,16 @@ def _merged(rows: Sequence[Row]) -> Row:
         if row.seed in seeds[:i]:
             twin = rows[seeds.index(row.seed)].name
             raise GeneralistError(f"{twin} and {row.name} have the same recipe and seed: name one of them")
-    columns = [column for column in first.cells if all(column in row.cells for row in rows)]
-    cells = {column: _mean([row.cells[column] for row in rows]) for column in columns}
+    cells = _means([row.cells for row in rows])
+    details = _means([row.details for row in rows])
     files = [path for row in rows for path in row.files]
     named = f"{first.name}, seeds {', '.join(str(seed) for seed in sorted(seeds))}"
-    return replace(first, name=named, cells=cells, files=files)
+    return replace(first, name=named, cells=cells, files=files, details=details)
+
+
+def _means(rows: Sequence[dict[str, Cell]]) -> dict[str, Cell]:
+    columns = [column for column in rows[0] if all(column in cells for cells in rows)]
+    return {column: _mean([cells[column] for cells in rows]) for column in columns}
 
 
 def _mean(cells: Sequence[Cell]) -> Cell:
@@ -248,6 +266,8 @@ class Comparison:
 
     rows: list[Row]
     columns: list[str]
+    lacking: list[str] = field(default_factory=list)
+    """What the papers, where they were asked for, do not have, one line each."""
 
     def footnotes(self) -> list[str]:
         """What is to be said of the marked figures, in the order of `marks`."""
@@ -271,7 +291,12 @@ class Comparison:
             said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
             said.append("\N{PLUS-MINUS SIGN}: the standard deviation over seeds, of which the figure is the mean")
-        return said
+        if any(row.details for row in self.rows):
+            said.append(
+                "corruptions, sequences: means over the benchmark's 15 and 10 where all were measured; "
+                "--format csv has every corruption and sequence"
+            )
+        return [*said, *self.lacking]
 
     def _marked(self) -> list[tuple[Row, str, Cell]]:
         found = ((row, column, row.cells.get(column)) for row in self.rows for column in self.columns)
@@ -289,7 +314,8 @@ def side_by_side(rows: Sequence[Row]) -> Comparison:
 
 
 def ranked(columns: Iterable[str]) -> list[str]:
-    """Natural first, then threats by norm, AutoAttack last of each, then unions: files keep them by the alphabet."""
+    """Natural first, then threats by norm, AutoAttack last of each, then unions and corruptions: files keep them by the
+    alphabet."""
     return sorted(dict.fromkeys(columns), key=_rank)
 
 
@@ -301,6 +327,8 @@ def _rank(column: str) -> tuple[int, str, int, str]:
         return 0, "", 0, ""
     if norm in NORMS and ":" in threat:
         return 1 + NORMS.index(norm), threat, int(attack.startswith(AUTOATTACK)), attack
+    if column in SHIFT_MEANS:
+        return 10, "", SHIFT_MEANS.index(column), ""
     return 9, "", 0, column
 
 
@@ -319,7 +347,32 @@ def compare(
     rows: list[Row] = []
     for i, row in enumerate(ours):
         rows.append(row)
-        same = (row.dataset, row.model, row.method)
-        if paper and same not in [(later.dataset, later.model, later.method) for later in ours[i + 1 :]]:
-            rows += published([row])  # once, behind the last of several runs of the same thing
-    return side_by_side(rows)
+        if paper and row.setup not in [later.setup for later in ours[i + 1 :]]:
+            # once, behind the last of several runs of the same thing
+            rows += published(other for other in ours if other.setup == row.setup)
+    found = side_by_side(rows)
+    return replace(found, lacking=_lacking(ours)) if paper else found
+
+
+def _lacking(ours: Sequence[Row]) -> list[str]:
+    """What cannot stand beside the papers."""
+    said = []
+    shown = published(ours)
+    known = {row.setup for row in shown}
+    if alone := [", ".join(setup) for setup in dict.fromkeys(row.setup for row in ours) if setup not in known]:
+        said.append(f"no comparable figures in the papers: {'; '.join(alone)}")
+    unlike: dict[str, list[str]] = {}
+    for row in published(map(_as_official, ours)):
+        if row not in shown:
+            unlike.setdefault(row.source, []).append(", ".join(row.setup))
+    said += [
+        f"{source} is of the official files (--official), not of generated corruptions: {'; '.join(whose)}"
+        for source, whose in unlike.items()
+    ]
+    return said
+
+
+def _as_official(row: Row) -> Row:
+    """The row as if its corruptions were the official ones: what the papers would have beside it."""
+    generated = [column for column in row.cells if column in SHIFT_MEANS and column.startswith(GENERATED)]
+    return replace(row, cells={column.replace(GENERATED, OFFICIAL, 1): row.cells[column] for column in generated})

@@ -9,6 +9,16 @@ UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
 NORMS = ("linf", "l2", "l1")
 OURS = "ours"
 
+OFFICIAL, GENERATED = "official", "generated"
+"""Whose corrupted images: the benchmark's files, or made by this library. Figures on the two cannot be compared."""
+CORRUPTIONS, SEQUENCES = "corruptions", "sequences"
+LEVEL5, LEVELS, SEQUENCES_MEAN = f"{CORRUPTIONS}/level 5", f"{CORRUPTIONS}/levels 1-5", f"{SEQUENCES}/mean"
+"""Means over the benchmark's 15 common corruptions at severity 5 and at all severities, and over its ten sequences."""
+SHIFT_MEANS = tuple(f"{kind} {mean}" for kind in (OFFICIAL, GENERATED) for mean in (LEVEL5, LEVELS, SEQUENCES_MEAN))
+
+MAX_BYTES = 1 << 26
+"""No file of figures is larger."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -40,6 +50,7 @@ class Row:
     model: str
     method: str
     cells: dict[str, Cell] = field(default_factory=dict)
+    """By column of a table."""
     subject: str = ""
     """Which network of a run: `best`, `last` or a learner's name."""
     apart: str = ""
@@ -49,6 +60,13 @@ class Row:
     recipe: str = ""
     """The run's recipe without its seed."""
     seed: int = 0
+    details: dict[str, Cell] = field(default_factory=dict)
+    """Figures that would make a table too wide: single corruptions and sequences."""
+
+    @property
+    def setup(self) -> tuple[str, str, str]:
+        """Data, network and method."""
+        return self.dataset, self.model, self.method
 
     @property
     def images(self) -> str:

@@ -61,9 +61,8 @@ def to_csv(comparison: Comparison) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
     for row in comparison.rows:
-        for column in comparison.columns:
-            if (cell := row.cells.get(column)) is None:
-                continue
+        shown = {column: row.cells[column] for column in comparison.columns if column in row.cells}
+        for column, cell in {**shown, **row.details}.items():
             bounds = [_percent(bound) for bound in (cell.value, cell.low, cell.high)]
             who = [_plain(text) for text in (row.source, row.name, row.dataset, row.model, row.method)]
             counts = [cell.samples or "", cell.runs or "", _percent(cell.deviation)]
@@ -85,7 +84,8 @@ def to_markdown(comparison: Comparison) -> str:
     lines = [_pipes(columns), _pipes(["---"] * NAMES + ["---:"] * (1 + len(comparison.columns)))]
     lines += [_pipes([_escaped(text) for text in row]) for row in cells_of(comparison)]
     notes = [f"{number}. {_escaped(text)}" for number, text in enumerate(comparison.footnotes(), 1)]
-    return "\n".join([*lines, *(["", *notes] if notes else [])]) + "\n"
+    blocks = [lines, notes, *([_escaped(text)] for text in comparison.lacking)]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def _pipes(cells: list[str]) -> str:
@@ -97,7 +97,7 @@ def _escaped(text: str) -> str:
 
 
 def to_latex(comparison: Comparison) -> str:
-    """A tabular with booktabs' rules."""
+    """A tabular with booktabs' rules, and its footnotes as small text below it."""
     columns = " & ".join(_tex(text) for text in heads(comparison))
     lines = [
         rf"\begin{{tabular}}{{{'l' * NAMES}{'r' * (1 + len(comparison.columns))}}}",
@@ -105,9 +105,17 @@ def to_latex(comparison: Comparison) -> str:
         rf"{columns} \\",
         r"\midrule",
     ]
-    lines += [" & ".join(_tex(text) for text in row) + r" \\" for row in cells_of(comparison)]
-    notes = [f"% [{number}] {' '.join(text.split())}" for number, text in enumerate(comparison.footnotes(), 1)]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+    lines += [_no_option(" & ".join(_tex(text) for text in row)) + r" \\" for row in cells_of(comparison)]
+    notes = [rf"[{number}] {_tex(text)}\par" for number, text in enumerate(comparison.footnotes(), 1)]
+    below = [r"\par\smallskip", r"{\footnotesize\raggedright", *notes, "}"] if notes else []
+    # For whoever includes the table, not for the readers of the document.
+    lacking = [f"% {' '.join(text.split())}" for text in comparison.lacking]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below, *lacking]) + "\n"
+
+
+def _no_option(row: str) -> str:
+    """Behind a rule or the end of a row, what begins with a bracket would be its length, and a star its form."""
+    return f"{{}}{row}" if row.startswith(("[", "*")) else row
 
 
 _TEX = {PLUS_MINUS: r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

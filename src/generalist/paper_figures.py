@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from generalist.attacks.threats import ThreatOptions
-from generalist.comparison_rows import NORMS, UNION_MEAN, Cell, Row
+from generalist.comparison_rows import LEVEL5, NORMS, OFFICIAL, SEQUENCES_MEAN, UNION_MEAN, Cell, Row
 
 PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
 ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
@@ -20,6 +20,11 @@ ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20
 NETWORKS = {"resnet50": "resnet50-imagenet"}
 """The papers' names of networks where ours differ: theirs is the one for ImageNet."""
 
+SHIFTS = {"c": f"{OFFICIAL} {LEVEL5}", "p": f"{OFFICIAL} {SEQUENCES_MEAN}"}
+"""Table IV's data sets, CIFAR-10-C and the like, are for us figures of the network on CIFAR-10's test images. The paper
+says "level-5 natural corruptions" and "the average accuracy across corruption sequences" without naming them: they are
+taken to be those of the benchmark's own means."""
+
 
 @cache
 def paper_rows() -> tuple[Row, ...]:
@@ -29,15 +34,22 @@ def paper_rows() -> tuple[Row, ...]:
     for entry in _table("paper_results.csv"):
         if (entry["paper"], entry["table"]) in ABLATIONS:
             continue
-        place = tuple(entry[name] for name in ("paper", "table", "dataset", "model", "method"))
+        dataset, column = _dataset_and_column(entry)
+        place = (entry["paper"], entry["table"], dataset, entry["model"], entry["method"])
         method = "generalist-d-nt-linf" if entry["method"] == "generalist" else entry["method"]
         source = f"{PAPERS[entry['paper']]}, table {entry['table']}"
         model = NETWORKS.get(entry["model"], entry["model"])
-        row = rows.setdefault(place, Row(method, source, entry["dataset"], model, method))
+        row = rows.setdefault(place, Row(method, source, dataset, model, method))
         flag, note = flags.get(_key(entry), ("", ""))
         cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
-        row.cells[paper_column(entry["metric"], entry["eps"])] = cell
+        row.cells[column] = cell
     return tuple(rows.values())
+
+
+def _dataset_and_column(entry: dict[str, str]) -> tuple[str, str]:
+    dataset, _, shift = entry["dataset"].partition("-")
+    column = SHIFTS[shift] if shift else paper_column(entry["metric"], entry["eps"])
+    return dataset, column
 
 
 def _paper_union(eps: str) -> str:
@@ -62,9 +74,11 @@ def paper_column(metric: str, eps: str) -> str:
 
 
 def published(rows: Iterable[Row]) -> list[Row]:
-    """The papers' rows for the same data, network and method as any of these."""
-    wanted = {(row.dataset, row.model, row.method) for row in rows}
-    return [row for row in paper_rows() if (row.dataset, row.model, row.method) in wanted]
+    """The papers' rows for the same data, network and method as any of these that have a figure of the same kind."""
+    columns: dict[tuple[str, str, str], set[str]] = {}
+    for row in rows:
+        columns.setdefault(row.setup, set()).update(row.cells)
+    return [row for row in paper_rows() if row.cells.keys() & columns.get(row.setup, set())]
 
 
 def _key(entry: dict[str, str]) -> tuple[str, ...]:

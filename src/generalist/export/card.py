@@ -13,8 +13,8 @@ import yaml
 
 from generalist._version import __version__
 from generalist.attacks.threats import ThreatOptions
-from generalist.compare import MAX_BYTES, cells_in, method_of, parts_of
-from generalist.comparison_rows import Cell
+from generalist.compare import cells_in, method_of, parts_of
+from generalist.comparison_rows import MAX_BYTES, Cell
 from generalist.core.errors import RunError
 from generalist.core.plain_yaml import dump_yaml
 from generalist.evaluation.accuracy import NATURAL

@@ -10,15 +10,15 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import MAX_BYTES, method_of, named, rows_of, run_names
-from generalist.comparison_rows import Row
+from generalist.compare import method_of, named, rows_of, run_names
+from generalist.comparison_rows import MAX_BYTES, Row
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
 from generalist.evaluation.directory import SUMMARY
-from generalist.evaluation.out_of_distribution import FILE as SHIFT
 from generalist.recipe import Recipe, load_recipe
+from generalist.shift_figures import Shifted, read_shift
 
 MOST_RUNS = 100
 
@@ -84,51 +84,6 @@ class Summary(_Read):
     """What was noticed about the model."""
     notes: list[str] = Field(default_factory=list)
     """What was unusual about the search."""
-
-
-class Corrupted(_Read):
-    """One corruption."""
-
-    mean: float = Field(ge=0, le=1)
-    """The mean accuracy over the severities."""
-    severities: dict[str, Measured]
-    """Accuracy by severity."""
-
-
-class Corruptions(_Read):
-    """Accuracy on corrupted images."""
-
-    source: str = ""
-    """Generated, or the official files."""
-    corruptions: dict[str, Corrupted]
-    """By name."""
-    mean: float = Field(ge=0, le=1)
-    """Over all corruptions and severities."""
-
-
-class Sequenced(_Read):
-    """One kind of perturbation sequence."""
-
-    accuracy: float = Field(ge=0, le=1)
-    """Over all frames."""
-    flip_rate: float = Field(ge=0, le=1)
-    """How often the answer changes between frames."""
-
-
-class Perturbations(_Read):
-    """Stability over sequences of small perturbations."""
-
-    sequences: dict[str, Sequenced]
-    """By name."""
-
-
-class Shifted(_Read):
-    """corruptions.json."""
-
-    corruptions: Corruptions | None = None
-    """Where corruptions were asked for."""
-    perturbations: Perturbations | None = None
-    """Where sequences were asked for."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +223,7 @@ def _networks(run: Run, *, first: int, trust_code: bool) -> list[Network]:
 
 def _evaluated(path: Path) -> Evaluated:
     summary = _checked(Summary, _bytes(path), path)
-    file = path.parent / SHIFT
-    return Evaluated(path.parent, summary, _checked(Shifted, _bytes(file), file) if file.exists() else None)
+    return Evaluated(path.parent, summary, read_shift(path.parent))
 
 
 M = TypeVar("M", bound=_Read)

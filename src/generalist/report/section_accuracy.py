@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from generalist.compare import parts_of, ranked, side_by_side
-from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Row
+from generalist.comparison_rows import SHIFT_MEANS, UNION_MEAN, UNION_WORST, Row
 from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
 from generalist.paper_figures import published
@@ -14,8 +14,9 @@ from generalist.report.drawing import heat_ink, heat_role
 from generalist.report.html import Html, folded, join, short, table, tag
 from generalist.report.plots import dots, heat_map
 from generalist.report.printed import file_name
-from generalist.report.runs import Collection, Corruptions, Network
+from generalist.report.runs import Collection, Network
 from generalist.report.section import Section, called, grid, names, note, numbers, percent, with_interval
+from generalist.shift_figures import Corruptions
 
 MOST_CLASSES = 40
 """By class, more rows than this are not read; the hardest classes are kept."""
@@ -23,6 +24,7 @@ MOST_KINDS = 12
 MOST_COLUMNS = 60
 """Attacks and threats, and corruptions: more than anybody measures."""
 UNION = "union"
+_CAPTION = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
 
 
 # -- attack by attack -------------------------------------------------------------------------------------------------
@@ -33,7 +35,25 @@ def attacks_section(found: Collection) -> Section:
     if not found.networks:
         section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
         return section
-    ours = [replace(network.row, name=network.name) for network in found.networks]
+    _beside_papers(section, [_attacked(network) for network in found.networks], _CAPTION)
+    said = {text: None for network in found.networks for text in network.said("notes")}
+    section.parts += [note(short(text)) for text in list(said)[:5]]
+    return section
+
+
+def _attacked(network: Network) -> Row:
+    """Its figures on images as they are; those on corrupted ones have a section of their own."""
+    return _with(network, {column for column in network.row.cells if column not in SHIFT_MEANS})
+
+
+def _with(network: Network, columns: Container[str]) -> Row:
+    """A network's row with these columns alone, under its name on the page."""
+    cells = {column: cell for column, cell in network.row.cells.items() if column in columns}
+    return replace(network.row, name=network.name, cells=cells)
+
+
+def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> None:
+    """A table of these rows and of the papers' for the same thing, with footnotes."""
     comparison = side_by_side([*ours, *published(ours)])
     rows, columns = comparison.rows, comparison.columns[:MOST_COLUMNS]
     marks = comparison.marks()
@@ -48,15 +68,11 @@ def attacks_section(found: Collection) -> Section:
         for number, row in enumerate(rows)
     ]
     heads = ["network", *(["source"] if beside else []), "method", *(_head(column) for column in columns)]
-    caption = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
     named_columns = f"named-{3 if beside else 2}"
     methods = [row.method for row in rows]
     section.add(table(heads, body, caption=caption, sortable=True, methods=methods, classes=named_columns))
     if notes := comparison.footnotes():
         section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
-    said = {text: None for network in found.networks for text in network.said("notes")}
-    section.parts += [note(short(text)) for text in list(said)[:5]]
-    return section
 
 
 def _head(column: str) -> Html:
@@ -193,6 +209,9 @@ def corruptions_section(found: Collection) -> Section:
         sources = {corruptions.source for _, corruptions in having}
         section.add(note(f"Accuracy in per cent by corruption and severity. Images: {names(sorted(sources))}."))
     _sequences(section, found)
+    if means := [network for network in found.networks if network.row.cells.keys() & set(SHIFT_MEANS)]:
+        caption = "Mean accuracy (%) over the benchmark's 15 common corruptions, and over its ten sequences."
+        _beside_papers(section, [_with(network, SHIFT_MEANS) for network in means], caption)
     has = {id(network.run) for network, _ in having}
     if lacking := [run for run in found.runs if id(run) not in has]:
         commands = [called("evaluate", run, "--preset", "quick", "--corruptions", "common") for run in lacking]
