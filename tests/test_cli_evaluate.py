@@ -148,7 +148,9 @@ def test_no_run_and_no_threat(
 LONG = ["--attacks", "natural,pgd-20,apgd-t", "--samples", "200", "--batch-size", "20", "--device", "cpu"]
 
 
-def killed(command: list[str], folder: Path, size: int, number: signal.Signals) -> tuple[int, str]:
+def killed(
+    command: list[str], folder: Path, size: int, number: signal.Signals, files: str = "records-*"
+) -> tuple[int, str]:
     """Start the command and send the signal once its records are longer than `size` bytes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -160,7 +162,7 @@ def killed(command: list[str], folder: Path, size: int, number: signal.Signals) 
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        if sum(path.stat().st_size for path in folder.rglob("records-*")) > size:
+        if sum(path.stat().st_size for path in folder.rglob(files)) > size:
             break
         time.sleep(0.005)
     process.send_signal(number)
@@ -196,8 +198,31 @@ def test_killed_again_and_again_nothing_finished_is_repeated(
     assert without_times(first) == without_times(second)
 
 
-def lines_that_are_whole(folder: Path) -> list[bytes]:
-    return next(folder.rglob("records-*")).read_bytes().split(b"\n")[:-1]
+def lines_that_are_whole(folder: Path, files: str = "records-*") -> list[bytes]:
+    return next(folder.rglob(files)).read_bytes().split(b"\n")[:-1]
+
+
+def test_killed_among_the_corruptions(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", str(run.path), "--attacks", "natural", "--batch-size", "100", "--corruptions", "all"]
+    out, counts = tmp_path / "killed", "corruptions-*.jsonl"
+    before: list[bytes] = []
+    for size, number, code in ((2_000, signal.SIGKILL, -9), (8_000, signal.SIGTERM, 143)):
+        found, err = killed([*command, "--out", str(out), "--resume"], out, size, number, counts)
+        assert found == code, err
+        now = lines_that_are_whole(out, counts)
+        assert now[: len(before)] == before and len(now) > len(before)
+        before = now
+    assert "go on with --resume" in err and not list(out.rglob("corruptions.json"))
+    code, said, err = run_main([*command, "--out", str(out), "--resume"], monkeypatch, capsys)
+    assert (code, err) == (0, "") and "[2/2] corruptions: " in said
+    assert said.count("corruptions left out, as grey images have no colours: saturate\n") == 1
+    assert run_main([*command, "--out", str(tmp_path / "calm")], monkeypatch, capsys)[0] == 0
+    once = [json.loads(line) for line in lines_that_are_whole(out, counts)[1:]]
+    assert len(once) == len({(line["what"], line["batch"]) for line in once}) == 18 * 5 * 5
+    first, second = (next(p.rglob("corruptions.json")).read_bytes() for p in (out, tmp_path / "calm"))
+    assert first == second
 
 
 def test_progress_counts_natural_images_and_names_attacks_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,10 +230,12 @@ def test_progress_counts_natural_images_and_names_attacks_as_asked(capsys: pytes
         follow(Moment("natural", 0, 2, 50, 50, 49))
         follow(Moment("linf:8/255 cw-20.cw", 1, 2, 49, 49, 7))
         follow(Moment("linf:0.18 apgd-ce", 2, 2, 7, 7, 6))
+        follow(Moment("perturbations", 2, 2, 70, 70, None))
     assert capsys.readouterr().out.splitlines() == [
         "[1/3] natural: 50 of 50, 49 right",
         "[2/3] linf:8/255 cw-20: 49 of 49, 7 right",
         "[3/3] linf:0.18 apgd-ce: 7 of 7, 6 right",
+        "[3/3] perturbations: 70 of 70",
     ]
 
 
@@ -231,7 +258,7 @@ def test_the_table_of_corruptions_fits_a_terminal(
         "mean_by_severity": dict.fromkeys("12345", 1.0),
         "mean": 1.0,
     }
-    _show_shift({"corruptions": found})
+    _show_shift({"corruptions": found, "notes": []})
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[4].count("100.00") == 6
 

@@ -31,6 +31,7 @@ MADE_BY_RUNS = {
     "model.safetensors",
     "last.safetensors",
     "config.json",
+    "corruptions.json",
 }
 _FILE = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|cff|txt|toml|yaml|json|jsonl|safetensors))\b")
 

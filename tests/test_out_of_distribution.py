@@ -31,8 +31,10 @@ def evaluate(out: Path | None = None, **settings: Any) -> dict[str, Any]:
 
 def test_families_and_names() -> None:
     assert parse_shift("common", False, None).corruptions == tuple(COMMON)
-    assert parse_shift("all", True, None) == Shift((*COMMON, *EXTRA), STABILITY)
-    assert parse_shift(["fog", "extra", "fog"], ["tilt"], None) == Shift(("fog", *EXTRA), ("tilt",))
+    every = (*COMMON, *EXTRA)
+    assert parse_shift("all", True, None) == Shift(every, STABILITY, grouped=frozenset(every))
+    mixed = parse_shift(["fog", "extra", "fog", "spatter"], ["tilt"], None)
+    assert mixed == Shift(("fog", *EXTRA), ("tilt",), grouped=frozenset(EXTRA) - {"spatter"})
     assert not parse_shift(None, False, None)
 
 
@@ -62,27 +64,6 @@ def test_result_is_that_of_the_function_and_is_kept(tmp_path: Path) -> None:
     assert "out_of_distribution" not in json.loads((Path(summary["directory"]) / "summary.json").read_text())
 
 
-def test_resume_reads_what_was_measured_and_measures_what_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = evaluate(tmp_path, corruptions="fog")
-    calls = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(kwargs["names"])
-        return evaluate_corruptions(*args, **kwargs)
-
-    monkeypatch.setattr("generalist.evaluation.out_of_distribution.evaluate_corruptions", counted)
-    again = evaluate(tmp_path, corruptions="fog", resume=True)
-    assert again["out_of_distribution"] == first["out_of_distribution"]
-    assert calls == []
-    evaluate(tmp_path, corruptions="contrast", resume=True)
-    assert calls == [("contrast",)]
-    (Path(first["directory"]) / FILE).write_text('{"asked": ')  # cut off
-    evaluate(tmp_path, corruptions="contrast", resume=True)
-    assert calls == [("contrast",)] * 2
-
-
 def test_shards_are_refused() -> None:
     with pytest.raises(GeneralistError, match="leave the shards out"):
         evaluate(corruptions="fog", shards="1/2")
@@ -92,12 +73,31 @@ def test_what_the_images_do_not_allow_is_told_before_the_attacks(tmp_path: Path)
     """Not after hours of AutoAttack: nothing has run, and nothing was written."""
     for wish, reason in (
         ({"corruptions": ["fog", "saturate"]}, "saturate needs images of three channels"),
+        ({"corruptions": ["all", "saturate"]}, "saturate needs images of three channels"),
         ({"corruptions": "fog", "official": tmp_path}, "CIFAR-10 and -100"),
         ({"perturbations": True, "official": tmp_path}, "CIFAR-10 and -100"),
     ):
         with pytest.raises(GeneralistError, match=reason):
             evaluate(tmp_path / "out", **wish)
     assert not (tmp_path / "out").exists()
+
+
+def test_groups_leave_out_what_grey_images_cannot_have(tmp_path: Path) -> None:
+    summary = evaluate(tmp_path, corruptions="extra")
+    found = summary["out_of_distribution"]
+    assert list(found["corruptions"]["corruptions"]) == ["speckle_noise", "gaussian_blur", "spatter"]
+    note = "corruptions left out, as grey images have no colours: saturate"
+    assert found["notes"] == [note] and note in summary["notes"]
+    assert note in json.loads((Path(summary["directory"]) / "summary.json").read_text())["notes"]
+    common = evaluate(corruptions="common")
+    assert common["out_of_distribution"]["notes"] == common["notes"] == []
+
+
+def test_groups_are_whole_on_images_with_colours() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
+    found = generalist.evaluate(linear(192, 2), (images, [0, 1, 0, 1]), attacks=["natural"], corruptions="extra")
+    assert list(found.summary["out_of_distribution"]["corruptions"]["corruptions"]) == list(EXTRA)
+    assert found.summary["notes"] == []
 
 
 def official(folder: Path, labels: np.ndarray[Any, Any]) -> None:

@@ -24,7 +24,14 @@ from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Evaluation, check_classifier, evaluate_model
-from generalist.evaluation.out_of_distribution import check_shift, measure_shift, parse_shift
+from generalist.evaluation.out_of_distribution import (
+    Keep,
+    before_shift,
+    check_shift,
+    fit_shift,
+    measure_shift,
+    parse_shift,
+)
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
@@ -145,12 +152,14 @@ def evaluate(
     chosen = usual.attacks if attacks is None else _listed(attacks)
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
-    make_plan(chosen, parsed, mode=options.mode, precision=options.precision)  # a wrong name, before anything is read
+    # A wrong name is told before anything is read.
+    plan = make_plan(chosen, parsed, mode=options.mode, precision=options.precision)
     subject, network = _subject(model, which, device, trust_code=trust_code)
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
     if shift:
+        shift = fit_shift(images, shift)
         check_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
@@ -162,10 +171,11 @@ def evaluate(
         index=index,
         options=options,
         place=place,
-        listener=listener,
+        notes=shift.notes,
+        listener=before_shift(listener, shift),
     )
     if shift:
-        folder = Path(found.summary["directory"]) if place else None
+        keep = Keep(Path(found.summary["directory"]), found.summary["identity"], resume) if place else None
         found.summary["out_of_distribution"] = measure_shift(
             network,
             images,
@@ -173,8 +183,9 @@ def evaluate(
             index=index,
             seed=seed,
             batch_size=batch_size or SHIFT_BATCH,
-            folder=folder,
-            resume=resume,
+            keep=keep,
+            after=len(plan.steps),
+            listener=listener,
         )
     return found
 

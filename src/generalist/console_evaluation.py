@@ -1,4 +1,4 @@
-"""What `generalist evaluate` shows: progress with time left for each attack, and a table at the end."""
+"""What `generalist evaluate` shows: progress with time left for attacks and corruptions, and tables at the end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def evaluation_listener() -> Iterator[Callable[[Moment], None]]:
         def follow(moment: Moment) -> None:
             if moment.what not in tasks:
                 tasks[moment.what] = progress.add_task("", total=moment.total)
-            text = escape(f"{_place(moment)}: {moment.robust} right")
-            progress.update(tasks[moment.what], description=text, completed=moment.done, total=moment.total)
+            text = _place(moment) if moment.robust is None else f"{_place(moment)}: {moment.robust} right"
+            progress.update(tasks[moment.what], description=escape(text), completed=moment.done, total=moment.total)
 
         yield follow
 
@@ -51,7 +51,8 @@ def _plain_listener() -> Callable[[Moment], None]:
             return
         said = now
         left = "" if finished else f", {_minutes((now - start) / moment.done * (moment.total - moment.done))} left"
-        text = f"{_place(moment)}: {moment.done} of {moment.total}, {moment.robust} right{left}"
+        right = "" if moment.robust is None else f", {moment.robust} right"
+        text = f"{_place(moment)}: {moment.done} of {moment.total}{right}{left}"
         console.print(escape(text), soft_wrap=True)
 
     return follow
@@ -95,7 +96,7 @@ def show_evaluation(summary: Mapping[str, Any]) -> None:
 
 
 def _show_shift(found: Mapping[str, Any]) -> None:
-    """Accuracy by corruption and severity, then accuracy and flip rate by sequence."""
+    """Accuracy by corruption and severity, then accuracy and flip rate by sequence; what was left out."""
     if "corruptions" in found:
         result = found["corruptions"]
         title = f"Accuracy (%) on corrupted images by severity ({result['source']})"
@@ -120,6 +121,8 @@ def _show_shift(found: Mapping[str, Any]) -> None:
         for name, pair in rows.items():
             table.add_row(escape(name), *(f"{100 * share:.2f}" for share in pair))
         print_table(table)
+    for note in found["notes"]:
+        console.print(escape(note), soft_wrap=True)
 
 
 def _table(title: str, summary: Mapping[str, Any]) -> Table:

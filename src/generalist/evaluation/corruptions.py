@@ -6,7 +6,7 @@ files, which are evaluated by handing over what `generalist.data.cifar_c` loads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -30,6 +30,7 @@ from generalist.data.corruptions import (
 from generalist.data.sets import Batch, Images, iterate
 from generalist.evaluation.accuracy import Accuracy
 from generalist.evaluation.classifier import AnyPrecision
+from generalist.evaluation.counts import Count, Counts
 
 STABILITY = (
     "gaussian_noise", "shot_noise", "motion_blur", "zoom_blur", "spatter", "brightness", "translate", "rotate", "tilt",
@@ -38,6 +39,9 @@ STABILITY = (
 """The ten sequences of the benchmark's mean flip rate."""
 
 _FRAMES = 31
+
+Listener = Callable[[int, int, int], None]
+"""Told after each batch: how many images were measured in this call, of how many, and how many answers were right."""
 
 
 def _source(generated: bool) -> str:
@@ -150,46 +154,81 @@ def evaluate_corruptions(
     index: Tensor | None = None,
     seed: int = 0,
     batch_size: int = 500,
+    counts: Counts | None = None,
+    listener: Listener = lambda done, total, right: None,
 ) -> CorruptionResult:
     """Accuracy on the images of `index` (all by default) under each corruption at each severity.
 
     Images of any set are corrupted here, keyed by the seed and each sample's number; the official files are read as
-    they are. What is named twice counts once.
+    they are. What is named twice counts once. What `counts` has is not measured again; all else is added to them.
     """
     names, severities = _named("names", names), _named("severities", severities)
     for severity in severities:
         _check_severity(severity)
     index = _check_index(index, len(images), batch_size)
     model = AnyPrecision(model)
-    right = {name: dict.fromkeys(severities, 0) for name in names}
-    for name, severity, batch in _corrupted(images, list(torch.split(index, batch_size)), names, severities, seed):
-        right[name][severity] += int(correct_natural(model, batch).sum())
     generated = not isinstance(images, CifarC)
+    if generated:
+        for name in names:
+            CORRUPTIONS.get(name)  # a wrong name is told before the first of many batches
+    wanted = {f"{name}/{severity}": (name, severity) for name in names for severity in severities}
+    work = _Work(list(wanted), torch.split(index, batch_size), Counts() if counts is None else counts, listener)
+    for number, what, batch in _corrupted(images, work, wanted, seed):
+        work.add(number, what, Count(int(correct_natural(model, batch).sum()), len(batch.y)))
     return CorruptionResult(
         data=images.name,
         generated=generated,
         seed=seed if generated else None,
-        accuracies={
-            name: {s: Accuracy(count, len(index)) for s, count in counts.items()} for name, counts in right.items()
-        },
+        accuracies={name: {s: _accuracy(work.total(f"{name}/{s}")) for s in severities} for name in names},
     )
 
 
+def _accuracy(count: Count) -> Accuracy:
+    return Accuracy(count.right, count.answers)
+
+
+class _Work:
+    """What is to be counted in each batch, less what was counted already.
+
+    Batches come one after the other with all that is wanted of each: images of a folder are decoded once.
+    """
+
+    def __init__(self, whats: Sequence[str], batches: Sequence[Tensor], counts: Counts, listener: Listener) -> None:
+        self.batches, self._counts, self._listener = batches, counts, listener
+        left = {number: [what for what in whats if (what, number) not in counts] for number in range(len(batches))}
+        self.left = {number: rest for number, rest in left.items() if rest}
+        """What is left, by the number of the batch; one with nothing left is not read."""
+        self._done = self._right = 0
+        self._total = sum(len(batches[number]) * len(rest) for number, rest in self.left.items())
+
+    def loaded(self, images: Images) -> Iterator[tuple[int, str, Batch]]:
+        """Each batch as it is, for everything that is left to count in it."""
+        loaded = iterate(images, [self.batches[number] for number in self.left])
+        for (number, rest), batch in zip(self.left.items(), loaded, strict=True):
+            yield from ((number, what, batch) for what in rest)
+
+    def add(self, number: int, what: str, count: Count) -> None:
+        self._counts.add(what, number, count)
+        self._done += len(self.batches[number])
+        self._right += count.right
+        self._listener(self._done, self._total, self._right)
+
+    def total(self, what: str) -> Count:
+        return self._counts.total(what, len(self.batches))
+
+
 def _corrupted(
-    images: Images | CifarC, batches: Sequence[Tensor], names: Sequence[str], severities: Sequence[int], seed: int
-) -> Iterator[tuple[str, int, Batch]]:
-    """Every batch under every corruption at every severity."""
-    wanted = [(name, severity) for name in names for severity in severities]
+    images: Images | CifarC, work: _Work, wanted: Mapping[str, tuple[str, int]], seed: int
+) -> Iterator[tuple[int, str, Batch]]:
+    """Every batch under every corruption at every severity that is left."""
     if isinstance(images, CifarC):
-        for index in batches:
-            yield from ((name, severity, images.batch(name, severity, index)) for name, severity in wanted)
+        for number, rest in work.left.items():
+            yield from ((number, what, images.batch(*wanted[what], work.batches[number])) for what in rest)
         return
-    for name in names:
-        CORRUPTIONS.get(name)  # a wrong name is told before the first of many batches
-    for batch in iterate(images, batches):
-        for name, severity in wanted:
-            x = corrupt(batch.x, name=name, severity=severity, index=batch.index, seed=seed)
-            yield name, severity, replace(batch, x=x)
+    for number, what, batch in work.loaded(images):
+        name, severity = wanted[what]
+        x = corrupt(batch.x, name=name, severity=severity, index=batch.index, seed=seed)
+        yield number, what, replace(batch, x=x)
 
 
 def evaluate_perturbations(
@@ -200,50 +239,53 @@ def evaluate_perturbations(
     index: Tensor | None = None,
     seed: int = 0,
     batch_size: int = 500,
+    counts: Counts | None = None,
+    listener: Listener = lambda done, total, right: None,
 ) -> PerturbationResult:
     """Accuracy and flip rate over sequences of small perturbations of the images of `index` (all by default).
 
-    Frames of about `batch_size` go through the model at a time.
+    Frames of about `batch_size` go through the model at a time. What `counts` has is not measured again; all else is
+    added to them.
     """
     names = _named("names", names)
     index = _check_index(index, len(images), batch_size)
     model = AnyPrecision(model)
-    flips, right, frames = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-    for name, batch in _sequences(images, list(torch.split(index, max(1, batch_size // _FRAMES))), names, seed):
-        frames[name] = batch.x.shape[1]
-        every = batch.index.repeat_interleave(frames[name])
-        predictions = answers(logits_of(model, batch.x.flatten(0, 1)), every).reshape(batch.x.shape[:2])
-        right[name] += int((predictions == batch.y[:, None]).sum())
-        flips[name] += flip_rate(predictions, noise=is_noise(name)) * len(predictions)
     generated = not isinstance(images, CifarP)
+    if generated:
+        for name in names:
+            SEQUENCES.get(name)
+    work = _Work(
+        names, torch.split(index, max(1, batch_size // _FRAMES)), Counts() if counts is None else counts, listener
+    )
+    for number, name, batch in _sequences(images, work, seed):
+        every = batch.index.repeat_interleave(batch.x.shape[1])
+        predictions = answers(logits_of(model, batch.x.flatten(0, 1)), every).reshape(batch.x.shape[:2])
+        right = int((predictions == batch.y[:, None]).sum())
+        work.add(number, name, Count(right, predictions.numel(), _flips(predictions, noise=is_noise(name))))
     return PerturbationResult(
         data=images.name,
         generated=generated,
         seed=seed if generated else None,
         samples=len(index),
-        sequences={
-            name: Stability(
-                accuracy=right[name] / (len(index) * frames[name]),
-                flip_rate=flips[name] / len(index),
-                frames=frames[name],
-            )
-            for name in names
-        },
+        sequences={name: _stability(work.total(name), len(index)) for name in names},
     )
 
 
-def _sequences(
-    images: Images | CifarP, batches: Sequence[Tensor], names: Sequence[str], seed: int
-) -> Iterator[tuple[str, Batch]]:
+def _stability(count: Count, samples: int) -> Stability:
+    return Stability(
+        accuracy=count.right / count.answers,
+        flip_rate=count.flips / (count.answers - samples),
+        frames=count.answers // samples,
+    )
+
+
+def _sequences(images: Images | CifarP, work: _Work, seed: int) -> Iterator[tuple[int, str, Batch]]:
     if isinstance(images, CifarP):
-        for index in batches:
-            yield from ((name, images.sequences(name, index)) for name in names)
+        for number, rest in work.left.items():
+            yield from ((number, name, images.sequences(name, work.batches[number])) for name in rest)
         return
-    for name in names:
-        SEQUENCES.get(name)
-    for batch in iterate(images, batches):
-        for name in names:
-            yield name, replace(batch, x=perturb_sequence(batch.x, name=name, index=batch.index, seed=seed))
+    for number, name, batch in work.loaded(images):
+        yield number, name, replace(batch, x=perturb_sequence(batch.x, name=name, index=batch.index, seed=seed))
 
 
 def flip_rate(predictions: Tensor, *, noise: bool) -> float:
@@ -254,8 +296,12 @@ def flip_rate(predictions: Tensor, *, noise: bool) -> float:
     """
     if predictions.ndim != 2 or predictions.shape[0] < 1 or predictions.shape[1] < 2:
         raise GeneralistError(f"predictions must be [samples, frames >= 2], not of shape {list(predictions.shape)}")
+    return _flips(predictions, noise=noise) / predictions[:, 1:].numel()
+
+
+def _flips(predictions: Tensor, *, noise: bool) -> int:
     reference = predictions[:, :1] if noise else predictions[:, :-1]
-    return float((predictions[:, 1:] != reference).double().mean())
+    return int((predictions[:, 1:] != reference).sum())
 
 
 def _named(what: str, values: Sequence[Any]) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +16,15 @@ from generalist.core.files import write_json
 from generalist.data.cifar_c import CifarC, CifarP, load_cifar_c, load_cifar_p
 from generalist.data.corruptions import COMMON, CORRUPTIONS, EXTRA, SEQUENCES, corrupt, perturb_sequence
 from generalist.data.sets import Images
-from generalist.evaluation.corruptions import STABILITY, evaluate_corruptions, evaluate_perturbations
+from generalist.evaluation.corruptions import STABILITY, Listener, evaluate_corruptions, evaluate_perturbations
+from generalist.evaluation.counts import Counts, open_counts
+from generalist.evaluation.identity import fingerprint
+from generalist.evaluation.suite import Moment
 
 FILE = "corruptions.json"
 FAMILIES = {"common": COMMON, "extra": EXTRA, "all": (*COMMON, *EXTRA)}
+_SHARED = ("weights", "data", "samples", "seed", "version")
+"""What counts have in common with the verdicts of the attacks, by the names in their identity."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,38 @@ class Shift:
     official: Path | None = None
     """The folder with the official CIFAR-C and CIFAR-P files; None: generated from the images."""
 
+    grouped: frozenset[str] = frozenset()
+    """Those of the corruptions that came with a group and were not named."""
+
+    left_out: tuple[str, ...] = ()
+    """Those of a group that the images cannot have."""
+
     def __bool__(self) -> bool:
-        return bool(self.corruptions or self.perturbations)
+        return bool(self.kinds)
+
+    @property
+    def kinds(self) -> list[str]:
+        """What is measured, in this order."""
+        wanted = {"corruptions": self.corruptions, "perturbations": self.perturbations}
+        return [kind for kind, names in wanted.items() if names]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the result has to know."""
+        if not self.left_out:
+            return []
+        return [f"corruptions left out, as grey images have no colours: {', '.join(self.left_out)}"]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Where counts are kept, and what they depend on."""
+
+    folder: Path
+    """The directory of the evaluation."""
+    identity: Mapping[str, Any]
+    """That of the attacks: weights, data, samples and so on."""
+    resume: bool
 
 
 def parse_shift(
@@ -53,7 +88,17 @@ def parse_shift(
     if official is not None and not (names or sequences):
         raise GeneralistError("official files need --corruptions or --perturbations to say what is read from them")
     folder = None if official is None else Path(official)
-    return Shift(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(sequences)), folder)
+    grouped = frozenset(names) - frozenset(words)
+    return Shift(tuple(dict.fromkeys(names)), tuple(dict.fromkeys(sequences)), folder, grouped)
+
+
+def fit_shift(images: Images, shift: Shift) -> Shift:
+    """Without what came with a group and grey images cannot have. What was named stays, for `check_shift` to refuse."""
+    if images.shape[0] == 3:
+        return shift
+    left_out = tuple(name for name in shift.corruptions if name in shift.grouped and CORRUPTIONS.get(name).colour)
+    kept = tuple(name for name in shift.corruptions if name not in left_out)
+    return replace(shift, corruptions=kept, left_out=left_out)
 
 
 def check_shift(images: Images, shift: Shift) -> None:
@@ -80,30 +125,69 @@ def measure_shift(
     index: Tensor | None,
     seed: int,
     batch_size: int,
-    folder: Path | None,
-    resume: bool,
+    keep: Keep | None = None,
+    after: int = 0,
+    listener: Callable[[Moment], None] = lambda moment: None,
 ) -> dict[str, Any]:
-    """Accuracies under the shift; written to `folder`, and read from there where `resume` finds the same request."""
+    """Accuracies under the shift, after so many steps of attacks.
+
+    With `keep`, every batch is recorded in its folder as it is counted, and all of it written there at the end.
+    """
     asked = {
         "corruptions": list(shift.corruptions),
         "perturbations": list(shift.perturbations),
         "official": shift.official is not None,
     }
-    if folder is not None and resume and (kept := _kept(folder / FILE, asked)) is not None:
-        return kept
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     here = images.to(device)
     settings: dict[str, Any] = {"index": index, "seed": seed, "batch_size": batch_size}
-    found: dict[str, Any] = {"asked": asked}
+    found: dict[str, Any] = {"asked": asked, "notes": shift.notes}
     if names := shift.corruptions:
         corrupted = here if shift.official is None else _official_c(shift.official, images, names).to(device)
-        found["corruptions"] = evaluate_corruptions(model, corrupted, names=names, **settings).to_dict()
+        tell = _teller(listener, shift, "corruptions", after)
+        with _counts(keep, "corruptions", corrupted, batch_size) as counts:
+            result = evaluate_corruptions(model, corrupted, names=names, counts=counts, listener=tell, **settings)
+        found["corruptions"] = result.to_dict()
     if names := shift.perturbations:
         frames = here if shift.official is None else _official_p(shift.official, images, names).to(device)
-        found["perturbations"] = evaluate_perturbations(model, frames, names=names, **settings).to_dict()
-    if folder is not None:
-        write_json(folder / FILE, found)
+        tell = _teller(listener, shift, "perturbations", after)
+        with _counts(keep, "perturbations", frames, batch_size) as counts:
+            stable = evaluate_perturbations(model, frames, names=names, counts=counts, listener=tell, **settings)
+        found["perturbations"] = stable.to_dict()
+    if keep is not None:
+        write_json(keep.folder / FILE, found)
     return found
+
+
+def before_shift(listener: Callable[[Moment], None], shift: Shift) -> Callable[[Moment], None]:
+    """A listener for the attacks, which come first: of the steps they count, the shift's are part."""
+    return lambda moment: listener(replace(moment, steps=moment.steps + len(shift.kinds)))
+
+
+def _teller(listener: Callable[[Moment], None], shift: Shift, kind: str, after: int) -> Listener:
+    step, steps = after + 1 + shift.kinds.index(kind), after + len(shift.kinds)
+
+    def tell(done: int, total: int, right: int) -> None:
+        # Of a sequence every frame is answered: that many right answers say nothing about so many images.
+        listener(Moment(kind, step, steps, done, total, right if kind == "corruptions" else None))
+
+    return tell
+
+
+def _counts(
+    keep: Keep | None, kind: str, images: Images | CifarC | CifarP, batch_size: int
+) -> AbstractContextManager[Counts]:
+    """A file of their own for all counts that depend on the same; nowhere without a place to keep them."""
+    if keep is None:
+        return nullcontext(Counts())
+    identity = {
+        "kind": kind,
+        **{name: keep.identity[name] for name in _SHARED},
+        "official": images.checksum() if isinstance(images, CifarC | CifarP) else None,
+        "batch_size": batch_size,
+    }
+    path = keep.folder / f"{kind}-{fingerprint(identity)[:12]}.jsonl"
+    return open_counts(path, identity, resume=keep.resume)
 
 
 def _official_c(root: Path, images: Images, names: Sequence[str]) -> CifarC:
@@ -126,12 +210,3 @@ def _cifar(images: Images) -> Literal[10, 100]:
 def _check_same(labels: Tensor, images: Images) -> None:
     if not torch.equal(labels.cpu(), images.labels.cpu()):
         raise GeneralistError(f"the official files are of other images than {images.name}: give --data its test images")
-
-
-def _kept(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier evaluation left, if it was asked for the same."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):  # not there yet, or cut off: measured again
-        return None
-    return found if isinstance(found, dict) and found.get("asked") == asked else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Self, get_args
@@ -51,7 +51,7 @@ class Header(Options):
     warnings: list[str]
     """What was noticed about the model before the attacks."""
     notes: list[str] = Field(default_factory=list)
-    """How the search went about it, where that is not as usual."""
+    """What is not as usual: how the search went about it, which corruptions were left out."""
     shard: int = Field(default=1, ge=1)
     """Which part of the samples this file is about, from 1."""
     shards: int = Field(default=1, ge=1)
@@ -114,13 +114,18 @@ def read_header(path: Path) -> Header | None:
 
 def read_records(path: Path, verdicts: Verdicts) -> int:
     """Fill `verdicts` with the lines of the file; the number of bytes that are whole."""
+    return read_lines(path, lambda line: _add_line(line, verdicts))
+
+
+def read_lines(path: Path, add: Callable[[Any], None]) -> int:
+    """Give `add` every line after the first; the number of bytes that are whole."""
     with path.open("rb") as stream:
         whole = len(stream.readline())
         for number, line in enumerate(stream, 2):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("it has no end")
-                _add_line(json.loads(line), verdicts)
+                add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError, RunError) as error:
                 if stream.read(1):  # something follows: that is no tail that was cut off
                     raise RunError(f"line {number} of {path} is damaged ({error}): remove the file and go on") from None
@@ -136,21 +141,23 @@ def _add_line(line: Any, verdicts: Verdicts) -> None:
             raise TypeError(f"{seconds!r:.40} is no time")
         verdicts.add_seconds(_key(line), seconds)
         return
-    position = np.asarray([verdicts.position(_whole(line["sample"]))])
+    position = np.asarray([verdicts.position(whole_number(line["sample"]))])
     if line["attack"] == NATURAL:
-        verdicts.add_natural(position, np.asarray(_whole(line["label"])), np.asarray(_whole(line["predicted"])))
+        label, predicted = whole_number(line["label"]), whole_number(line["predicted"])
+        verdicts.add_natural(position, np.asarray(label), np.asarray(predicted))
         return
     broken = line["broken"]
     if not isinstance(broken, bool):
         raise TypeError("broken must be true or false")
-    verdicts.add(_key(line), position, np.asarray([_whole(line["round"])]), np.asarray([broken]))
+    verdicts.add(_key(line), position, np.asarray([whole_number(line["round"])]), np.asarray([broken]))
 
 
 def _key(line: Any) -> str:
     return NATURAL if line["attack"] == NATURAL else step_key(str(line["threat"]), str(line["attack"]))
 
 
-def _whole(value: Any) -> int:
+def whole_number(value: Any) -> int:
+    """The value, where it is one that counts something."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
         raise TypeError(f"{value!r:.40} is no whole number")
     return value
@@ -176,12 +183,28 @@ class Recorder:
         self._write([*lines, {"threat": threat, "attack": attack, "seconds": round(seconds, 4)}])
 
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        if self._stream is None or self.path is None:
-            return
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
-        with clear_write_errors(self.path):
-            self._stream.write(data)
-            self._stream.flush()
+        if self._stream is not None and self.path is not None:
+            write_lines(self._stream, self.path, lines)
+
+
+def write_lines(stream: BinaryIO, path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Append them and flush, so that whoever is killed afterwards has lost none of them."""
+    data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+    with clear_write_errors(path):
+        stream.write(data)
+        stream.flush()
+
+
+@contextmanager
+def open_locked(path: Path) -> Iterator[BinaryIO]:
+    """A file to append to, new or not, that no other process has open in this way."""
+    with clear_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("ab")
+    with stream:
+        if not try_lock(stream, path):
+            raise RunError(f"{path} is in use by another process")
+        yield stream
 
 
 @contextmanager
@@ -191,12 +214,7 @@ def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, res
         yield Recorder(None, None)
         return
     path = records_file(folder, header.shard, header.shards)
-    with clear_write_errors(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        stream = path.open("ab")
-    with stream:
-        if not try_lock(stream, path):
-            raise RunError(f"{path} is in use by another process")
+    with open_locked(path) as stream:
         before = read_header(path)
         if before is None:
             stream.truncate(0)

@@ -89,14 +89,15 @@ class Moment:
     """How far an evaluation is, after a batch."""
 
     what: str
-    """`natural`, or the threat and the attack."""
+    """`natural`, the threat and the attack, `corruptions` or `perturbations`."""
     step: int
     steps: int
     done: int
     """Rounds of samples that are run, and with those that may still be needed:"""
     total: int
-    robust: int
-    """Samples that the step has not broken so far; for natural, those that are right."""
+    robust: int | None
+    """Samples that the step has not broken so far; for natural and corrupted images, those that are right; None where
+    they are not counted."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,14 @@ def evaluate_model(
     index: Tensor | None = None,
     options: SuiteOptions | None = None,
     place: Place | None = None,
+    notes: Sequence[str] = (),
     listener: Callable[[Moment], None] = lambda moment: None,
     **settings: Any,
 ) -> Evaluation:
     """Accuracy by `natural`, and by `attack/threat` for each attack and threat, on the images of `index`.
 
     A sample counts as right under attack only where it is right as it is, too. What is named twice counts once.
-    `settings` are fields of SuiteOptions. Without a `place` nothing is written.
+    `settings` are fields of SuiteOptions. `notes` go into the summary's. Without a `place` nothing is written.
     """
     options = options or suite_options(**settings)
     plan = make_plan(attacks, threats, mode=options.mode, precision=options.precision)
@@ -135,7 +137,7 @@ def evaluate_model(
     if options.shards > len(whole):
         raise GeneralistError(f"{len(whole)} images cannot be cut into {options.shards} parts: ask for fewer parts")
     suite = Suite(model, images, whole, plan, options, listener)
-    header = suite.header(place, chosen=index is not None)
+    header = suite.header(place, notes, chosen=index is not None)
     folder = choose_folder(place.out, header, resume=place.resume) if place else None
     verdicts = Verdicts(header.index(), header.rounds)
     if folder is not None:
@@ -207,7 +209,7 @@ class Suite:
                 "apart: renumber the labels from 0, or evaluate the model that belongs to these classes"
             )
 
-    def header(self, place: Place | None, *, chosen: bool) -> Header:
+    def header(self, place: Place | None, notes: Sequence[str], *, chosen: bool) -> Header:
         """What the records begin with. Checksums take a while, and are needed only where records are kept."""
         settings = {
             "mode": self.options.mode,
@@ -227,7 +229,7 @@ class Suite:
             columns=[(column.attack, column.threat, list(column.steps)) for column in self.plan.columns],
             rounds={step.key: step.attack.rounds(self.num_classes) for step in self.plan.steps},
             warnings=[*(place.notes if place else ()), *self._warnings()],
-            notes=notes_of(list(self.searched.values())),
+            notes=[*notes_of(list(self.searched.values())), *notes],
             shard=self.options.shard,
             shards=self.options.shards,
         )

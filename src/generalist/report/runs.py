@@ -83,7 +83,7 @@ class Summary(_Read):
     warnings: list[str] = Field(default_factory=list)
     """What was noticed about the model."""
     notes: list[str] = Field(default_factory=list)
-    """What was unusual about the search."""
+    """What was unusual about the search, or left out."""
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ def jpeg_compression(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     "saturate",
     small=[(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)],
     large=[(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)],
+    colour=True,
 )
 def saturate(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """The saturation of HSV times a plus b, clipped to [0,1]. Strength: a, b. The first two severities fade.

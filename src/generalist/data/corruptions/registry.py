@@ -59,6 +59,8 @@ class Corruption:
     """ImageNet-C's strengths at severities 1 to 5."""
     extra: bool
     """Whether it is one of the four that the benchmark keeps for validation, outside its mean over fifteen."""
+    colour: bool
+    """Whether it needs images of three channels."""
 
     def strength(self, severity: int, height: int, width: int) -> Strength:
         if type(severity) is not int or severity not in SEVERITIES:
@@ -79,11 +81,13 @@ EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 """The four further ones that the benchmark keeps for validation."""
 
 
-def corruption(name: str, *, small: Sequence[Strength], large: Sequence[Strength]) -> Callable[[Function], Function]:
+def corruption(
+    name: str, *, small: Sequence[Strength], large: Sequence[Strength], colour: bool = False
+) -> Callable[[Function], Function]:
     """Decorator: make a function known as the corruption `name` with these strengths."""
 
     def add(function: Function) -> Function:
-        made = Corruption(name=name, apply=function, small=tuple(small), large=tuple(large), extra=name in EXTRA)
+        made = Corruption(name, function, tuple(small), tuple(large), extra=name in EXTRA, colour=colour)
         CORRUPTIONS.register(name)(made)
         return function
 
