@@ -81,5 +81,5 @@ def _begins_with(path: Path, identity: Mapping[str, Any]) -> bool:
     except (ValueError, RecursionError):
         before = None
     if before != identity:
-        raise RunError(f"{path} does not begin like this evaluation, but like another evaluation: remove it and go on")
+        raise RunError(f"{path} is of another evaluation: remove it and go on")
     return True
