@@ -27,7 +27,6 @@ from generalist.evaluation import Evaluation, check_classifier, evaluate_model
 from generalist.evaluation.out_of_distribution import (
     Keep,
     before_shift,
-    check_shift,
     fit_shift,
     measure_shift,
     parse_shift,
@@ -158,9 +157,7 @@ def evaluate(
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
-    if shift:
-        shift = fit_shift(images, shift)
-        check_shift(images, shift)
+    shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
     found = evaluate_model(

@@ -18,6 +18,7 @@ from generalist.comparison_rows import (
     NORMS,
     OFFICIAL,
     OURS,
+    PLUS_MINUS,
     SHIFT_MEANS,
     UNION_MEAN,
     UNION_WORST,
@@ -211,7 +212,7 @@ def _share(value: float, path: Path) -> float:
     return float(value)
 
 
-# -- seeds -------------------------------------------------------------------------------------------------------------
+# -- seeds ------------------------------------------------------------------------------------------------------------
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
@@ -290,7 +291,7 @@ class Comparison:
             widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
             said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
-            said.append("\N{PLUS-MINUS SIGN}: the standard deviation over seeds, of which the figure is the mean")
+            said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
         if any(row.details for row in self.rows):
             said.append(
                 "corruptions, sequences: means over the benchmark's 15 and 10 where all were measured; "

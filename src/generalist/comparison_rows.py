@@ -8,6 +8,7 @@ from pathlib import Path
 UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
 NORMS = ("linf", "l2", "l1")
 OURS = "ours"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 OFFICIAL, GENERATED = "official", "generated"
 """Whose corrupted images: the benchmark's files, or made by this library. Figures on the two cannot be compared."""

@@ -7,7 +7,7 @@ import io
 import re
 
 from generalist.compare import Comparison
-from generalist.comparison_rows import Cell
+from generalist.comparison_rows import PLUS_MINUS, Cell
 
 CSV_FIELDS = (
     "source",
@@ -25,8 +25,6 @@ CSV_FIELDS = (
     "flag",
     "note",
 )
-
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 NAMES = 5
 """Columns of a wide table that say what a row is; figures follow."""

@@ -93,17 +93,19 @@ def parse_shift(
 
 
 def fit_shift(images: Images, shift: Shift) -> Shift:
-    """Without what came with a group and grey images cannot have. What was named stays, for `check_shift` to refuse."""
-    if images.shape[0] == 3:
-        return shift
-    left_out = tuple(name for name in shift.corruptions if name in shift.grouped and CORRUPTIONS.get(name).colour)
-    kept = tuple(name for name in shift.corruptions if name not in left_out)
-    return replace(shift, corruptions=kept, left_out=left_out)
+    """What of it these images can have. What came with a group and cannot be is left out; what was named is refused,
+    here and not later: the attacks that come first may take hours."""
+    if images.shape[0] != 3:
+        left_out = tuple(name for name in shift.corruptions if name in shift.grouped and CORRUPTIONS.get(name).colour)
+        kept = tuple(name for name in shift.corruptions if name not in left_out)
+        shift = replace(shift, corruptions=kept, left_out=left_out)
+    if shift:
+        _check(images, shift)
+    return shift
 
 
-def check_shift(images: Images, shift: Shift) -> None:
-    """Refuse what cannot be measured on these images (files that are not there, colours of grey images) beforehand:
-    the attacks that come first may take hours."""
+def _check(images: Images, shift: Shift) -> None:
+    """Refuse what cannot be measured on these images: files that are not there, colours of grey images."""
     if shift.official is not None:
         if shift.corruptions:
             _official_c(shift.official, images, shift.corruptions)

@@ -211,7 +211,7 @@ class Objective:
 
     @classmethod
     def companions(cls, options: ObjectiveOptions) -> list[str]:
-        """The learners of the same run that it will ask `learner.artefact` for, as `#NAME`."""
+        """The names of other learners of the same run that it will ask `learner.artefact` for, each as `#NAME`."""
         return []
 
     def variant(self, step: int, epoch: int) -> str:
