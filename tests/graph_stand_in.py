@@ -20,7 +20,7 @@ class Recording:
     engine: GraphEngine
 
     def replay(self) -> None:
-        self.engine._whole_iteration()
+        self.engine._step_inside()
 
 
 class _Stream:
@@ -39,3 +39,6 @@ def replace_cuda(replace: Callable[[Any, str, Any], None]) -> None:
     replace(torch.cuda, "device", lambda device: nullcontext())
     replace(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
     replace(torch.cuda, "CUDAGraph", Recording)
+    modes: list[Any] = [0]
+    replace(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    replace(torch.cuda, "set_sync_debug_mode", modes.append)

@@ -227,6 +227,7 @@ def test_the_record_is_complete_and_consistent(report: Report) -> None:
         assert entry["tflops"] == pytest.approx(record["flops"]["iteration"] / seconds / 1e12)
         assert entry["share_of_ceiling"] == pytest.approx(entry["tflops"] / record["ceiling"]["tflops"])
         assert 0 < entry["share_of_ceiling"] < 1.5 and entry["startup_seconds"] > 0
+        assert entry["compile_seconds"] == 0  # nothing is compiled for a CPU unless the recipe says so
     ratio = results["published"]["ms_per_iteration"] / results["eager"]["ms_per_iteration"]
     assert record["ratios"] == {"published/eager": pytest.approx(ratio)}
     assert any("graph engine not measured" in note and "CUDA" in note for note in record["notes"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_network_that_cannot_be_folded_says_so_and_trains_the_same(tmp_path: Pat
     recipe = tiny_recipe([ROBUST], model={"name": "stubborn"})
     plain, folded = make_trainer(recipe, tmp_path / "plain"), make_trainer(recipe, tmp_path / "folded")
     said: list[str] = []
-    build.fold(folded.learners[0], folded.train_images.shape, compiled=False, say=said.append)
+    build.fold(folded.learners[0], folded.train_images, compiled=False, say=said.append)
     assert folded.learners[0].view.constant is None
     assert len(said) == 1 and "\n" not in said[0]
     assert said[0].startswith("learner 'robust' attacks its network as it is") and "control flow" in said[0]
@@ -97,6 +97,9 @@ def test_attack_in_training_mode_is_not_folded(tmp_path: Path) -> None:
 
 class _Graph(EagerEngine):
     """Stands in for the graph engine, which asks for CUDA as soon as it is made."""
+
+    def __init__(self, *given: Any, say: Callable[[str], None]) -> None:
+        super().__init__(*given)
 
 
 def built(

@@ -331,5 +331,5 @@ def test_rehearsal_compiles_what_the_attack_runs(
     engine.set_progress(step=0, epoch=1, position=0.0)
     engine._rehearse()
     assert sum("conv2d" in code for code in compiled_graphs) == 2  # the network that trains, the one under attack
-    engine._whole_iteration()
+    engine._step_inside()
     assert sum("conv2d" in code for code in compiled_graphs) == 2

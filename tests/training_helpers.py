@@ -141,13 +141,14 @@ def make_trainer(
     listener: Listener | None = None,
     splits: Splits | None = None,
     group: Group | None = None,
+    device: str = "cpu",
 ) -> Trainer:
     path.mkdir(parents=True, exist_ok=True)
     return Trainer(
         recipe,
         RunDirectory(path),
         splits or tiny_splits(),
-        device=torch.device("cpu"),
+        device=torch.device(device),
         listener=listener or Listener(),
         group=group,
     )

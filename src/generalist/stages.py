@@ -31,6 +31,9 @@ from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
 
+HOW = ("engine", "compile", "parallel")
+"""Fields of `train` that say how the work is done, not what: a resumed run may change them."""
+
 
 def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
     """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
@@ -79,13 +82,14 @@ def _check_free(run: RunDirectory) -> None:
 
 
 def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -> None:
-    """A resumed run follows its own recipe to the letter."""
+    """A resumed run follows its own recipe to the letter, but for how its work is done: by which engine, how many."""
     now, before = _plain(recipe), parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
     with suppress(RecipeError):  # options that are newer than the run have their defaults there, too
         before = _plain(parse(before, trust_code=trust_code))
-    for raw in (now, before):  # another number of processes may share the work differently
+    for raw in (now, before):
         if isinstance(train := raw.get("train"), dict):
-            train.pop("parallel", None)
+            for field in HOW:
+                train.pop(field, None)
     changed = [name for name in {**now, **before} if name != "name" and now.get(name) != before.get(name)]
     if changed:
         raise RecipeError(

@@ -38,7 +38,7 @@ def table(report: Report) -> Table:
     shown.add_column("")
     baseline = any(result.name == PUBLISHED for result in report.results)
     columns = ["ms", "spread", "images/s", *(["speed-up"] if baseline else [])]
-    for column in [*columns, "TFLOP/s", "of ceiling", "peak memory", "start-up"]:
+    for column in [*columns, "TFLOP/s", "of ceiling", "peak memory", "start-up", "compiling"]:
         shown.add_column(column, justify="right", no_wrap=True)
     for result in report.results:
         record, cells = result.record(report.flops, report.ceiling), []
@@ -55,6 +55,7 @@ def table(report: Report) -> Table:
             _or_missing(record["share_of_ceiling"], "{:.1%}"),
             _or_missing(result.peak_bytes and result.peak_bytes / 2**30, "{:.2f} GiB"),
             f"{result.startup_seconds:.1f} s",
+            f"{result.compile_seconds:.1f} s",
         )
     return shown
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo.utils
 
 from generalist.bench.flops import FORMULA, ModelFlops, count_model, iteration_flops, why_not_counted
 from generalist.bench.images import synthetic_splits
@@ -50,6 +51,8 @@ class Result:
     images_per_second: float
     startup_seconds: float
     """From nothing to the end of the first iteration: data to the device, networks, compilation, recording."""
+    compile_seconds: float
+    """Of that time, what torch.compile says it took; networks that are compiled side by side count each."""
     peak_bytes: int | None
     """The most device memory that tensors took at once; None on the CPU."""
     losses: dict[str, float]
@@ -66,6 +69,7 @@ class Result:
             "share_of_ceiling": None if tflops is None else tflops / ceiling.tflops,
             "peak_memory_bytes": self.peak_bytes,
             "startup_seconds": self.startup_seconds,
+            "compile_seconds": self.compile_seconds,
             "mean_loss": {name: loss if math.isfinite(loss) else None for name, loss in self.losses.items()},
         }
 
@@ -248,20 +252,26 @@ def _measure(name: str, build: Callable[[], Subject], setting: Setting, *, itera
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     synchronize(device)
-    started = time.perf_counter()
+    compiled, started = _compile_seconds(), time.perf_counter()
     subject = build()
     subject.step()
     synchronize(device)
-    startup = time.perf_counter() - started
+    startup, compiling = time.perf_counter() - started, _compile_seconds() - compiled
     timing = time_blocks(subject.step, device=device, iterations=iterations, warm_up=warm_up)
     return Result(
         name=name,
         timing=timing,
         images_per_second=1000 * setting.job.train.batch_size / timing.median,
         startup_seconds=startup,
+        compile_seconds=compiling,
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         losses=subject.losses(),
     )
+
+
+def _compile_seconds() -> float:
+    """What torch.compile has taken in this process so far."""
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
 def _model_flops(setting: Setting, notes: list[str]) -> ModelFlops | None:

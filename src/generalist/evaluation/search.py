@@ -20,7 +20,7 @@ from generalist.attacks.pgd import Classifier
 from generalist.evaluation.classifier import AnyPrecision, InBfloat16
 from generalist.evaluation.cpu_network import CpuNetwork
 from generalist.tensors.capture import Recorder
-from generalist.tensors.folding import CannotFoldError, FoldedNetwork, fold, trace
+from generalist.tensors.folding import CannotFoldError, FoldedNetwork, check_answers, fold, trace
 from generalist.tensors.fused import FusedNetwork, fastest, like_tensor_float, tensor_float
 
 CLOSE = 1e-3
@@ -53,7 +53,7 @@ def full_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
     try:
         network = _recording(_folded(model.model, model.dtype, x, compiled=compiled), x.device)
         coarse = x.is_cuda and model.dtype == torch.float32 and tensor_float()
-        _check(network, model, x, CLOSE_IN_TENSOR_FLOAT if coarse else CLOSE)
+        check_answers(network, logits_of(model, x), x, close=CLOSE_IN_TENSOR_FLOAT if coarse else CLOSE)
     except CannotFoldError as error:
         return Searched(model, folded=False, note=f"attacks search on the model itself, which is not folded: {error}")
     return _found(network)
@@ -64,7 +64,7 @@ def half_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) ->
     try:
         network = fastest(model.model, torch.bfloat16, shape=x.shape[1:], compiled=compiled)
         network = _recording(network, x.device)
-        _check(network, model, x, CLOSE_IN_HALF)
+        check_answers(network, logits_of(model, x), x, close=CLOSE_IN_HALF)
     except CannotFoldError as error:
         note = f"bfloat16 searches use the model under autocast, which is not folded: {error}"
         return Searched(InBfloat16(model), folded=False, note=note)
@@ -95,19 +95,6 @@ def _recording(network: FoldedNetwork, device: torch.device) -> FoldedNetwork:
 def _channels_last(network: FoldedNetwork) -> FoldedNetwork:
     network.graph.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network
-
-
-@torch.no_grad()
-def _check(network: FoldedNetwork, model: AnyPrecision, x: Tensor, close: float) -> None:
-    """Refuse a form that does not answer as the model does: a tracer sees one way through a model's code only."""
-    wanted = logits_of(model, x)
-    try:
-        found = network(x).to(wanted.dtype)
-    except RuntimeError as error:  # its layers meet an input that they were not folded for
-        raise CannotFoldError(f"its folded form fails ({str(error).splitlines()[0]})") from error
-    scale = wanted.abs().amax().clamp_min(torch.finfo(wanted.dtype).tiny)
-    if found.shape != wanted.shape or not bool(((found - wanted).abs() <= close * scale).all()):
-        raise CannotFoldError("its folded form answers otherwise")
 
 
 def notes_of(searched: Sequence[Searched]) -> list[str]:

@@ -186,6 +186,27 @@ def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> Fol
     return network
 
 
+def check_trace(model: nn.Module, x: Tensor, *, close: float = 1e-2) -> None:
+    """Refuse to fold a network whose folded form answers these few images otherwise. A GPU's convolutions keep three
+    digits of float32, hence `close`; a trace that went another way through the network's code is further off."""
+    with frozen(model), torch.no_grad():
+        wanted = model.forward(x)  # not through the call: where that is compiled, it would be for so few images, too
+    check_answers(fold(model, x.dtype), wanted, x, close=close)
+
+
+@torch.no_grad()
+def check_answers(network: FoldedNetwork, wanted: Tensor, x: Tensor, *, close: float) -> None:
+    """Refuse a form that does not answer as the network does, `wanted` to within `close` as a share of the largest
+    logit: a tracer sees one way through a network's code only."""
+    try:
+        found = network(x).to(wanted.dtype)
+    except RuntimeError as error:  # its layers meet an input that they were not folded for
+        raise CannotFoldError(f"its folded form fails ({str(error).splitlines()[0]})") from error
+    scale = wanted.abs().amax().clamp_min(torch.finfo(wanted.dtype).tiny)
+    if found.shape != wanted.shape or not bool(((found - wanted).abs() <= close * scale).all()):
+        raise CannotFoldError("its folded form answers otherwise")
+
+
 class _Proxy(fx.Proxy):
     """Takes `a += b` for what it is; fx takes it for `a = a + b`, and whoever else holds `a` would not see it."""
 

@@ -13,7 +13,7 @@ from generalist.data.options import Splits
 from generalist.data.sets import Images, ImageSet, join
 from generalist.models import build_model, check_model
 from generalist.objectives.base import build_objective
-from generalist.tensors.folding import CannotFoldError
+from generalist.tensors.folding import CannotFoldError, check_trace
 from generalist.tensors.sync_batchnorm import synchronise
 from generalist.training.engine import EagerEngine
 from generalist.training.global_learner import GlobalLearner
@@ -116,20 +116,26 @@ def build_engine(
     synchronised = parallel is not None and parallel.sync is not None
     if compiled and synchronised:
         say("networks are not compiled for training: BatchNorm is synchronised (train.parallel.sync_batchnorm)")
-    engine = (GraphEngine if graph else EagerEngine)(job, learners, global_learner, parallel)
+    engine = (
+        GraphEngine(job, learners, global_learner, parallel, say=say)
+        if graph
+        else EagerEngine(job, learners, global_learner, parallel)
+    )
     if compiled:
         engine.compile()
         for learner in learners:
             learner.compile(network=not synchronised)
     for learner in learners:
         if graph and learner.attacks:
-            fold(learner, images.shape, compiled=compiled, say=say)
+            fold(learner, images, compiled=compiled, say=say)
     return engine
 
 
-def fold(learner: Learner, shape: Sequence[int], *, compiled: bool, say: Callable[[str], None]) -> None:
+def fold(learner: Learner, images: Images, *, compiled: bool, say: Callable[[str], None]) -> None:
     """Attack a folded network where there is one; where not, say why and attack the network itself."""
     try:
-        learner.fold(shape, compiled=compiled)
+        x = images.batch(torch.arange(min(2, len(images)))).x
+        check_trace(learner.model, x.to(learner.flat.vector))
+        learner.fold(images.shape, compiled=compiled)
     except CannotFoldError as reason:
         say(f"learner {learner.name!r} attacks its network as it is, without folding BatchNorm: {reason}")

@@ -6,7 +6,7 @@ from one iteration to the next is a device scalar.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,9 +95,16 @@ class EagerEngine:
 
     def iteration(self, batch: Batch) -> None:
         """One step of every learner, then of the global learner."""
-        batch = replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=self.layout))
-        metrics = self.step_learners(batch)
-        losses = [found["loss"] for found in metrics]
+        self.conclude(self.step_learners(self.prepared(batch), self.parallel.own))
+
+    def prepared(self, batch: Batch) -> Batch:
+        """The images in the networks' own type and layout."""
+        return replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=self.layout))
+
+    def conclude(self, found: Mapping[int, Metrics]) -> None:
+        """Add up what the learners report, by their number, and step the global learner."""
+        metrics = [found[a] for a in self.parallel.own]
+        losses = [each["loss"] for each in metrics]
         self._collect(self.first_bad, self.step, losses, *self._totals(metrics), self.parallel.share)
         self.global_learner.update(self.learners, self.gammas)
 
@@ -112,9 +119,9 @@ class EagerEngine:
             self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
         return [self.sums[key] for key in values], list(values.values())
 
-    def step_learners(self, batch: Batch) -> list[Metrics]:
-        """One step of every learner of this rank; none depends on another."""
-        return [self.step_learner(a, batch) for a in self.parallel.own]
+    def step_learners(self, batch: Batch, among: Sequence[int]) -> dict[int, Metrics]:
+        """One step of each of these learners, by their number; none depends on another."""
+        return {a: self.step_learner(a, batch) for a in among}
 
     def step_learner(self, a: int, batch: Batch) -> Metrics:
         progress = Progress(self.step, self.epoch, self.lr[a], self.variants[a], self.scalars[a])
