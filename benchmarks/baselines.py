@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from baselines_table import AA, NATURAL, PGD, Method, Table, Wanted, evaluation, family_of, read_row, trained
+from baselines_table import AA, NATURAL, PGD, Method, Table, Wanted, evaluation, family_of, read_row, rescaled, trained
 
 from generalist.attacks.threats import parse_threat
 from generalist.core.errors import GeneralistError
@@ -58,6 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--methods", default="all", metavar="A,B", help="as --dry-run names them, or all")
     parser.add_argument("--epochs", type=int, default=30, help="of every method; a shorter recipe keeps its own")
+    parser.add_argument("--batch-size", type=int, help="of every method; learning rates grow with it")
     parser.add_argument("--samples", type=int, default=1000, help="test images for AutoAttack, drawn by a seed")
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="[METHOD:]FIELD=VALUE")
     parser.add_argument("--threats", metavar="A,B", help="default: those that the family's at-max trains against")
@@ -69,8 +70,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grace", type=float, help="and stop what runs so many minutes later")
     parser.add_argument("--dry-run", action="store_true", help="print the queue with estimated costs, run nothing")
     options = parser.parse_args(arguments)
-    if min(options.epochs, options.samples, options.jobs) < 1:
-        parser.error("--epochs, --samples and --jobs must be at least 1")
+    if min(options.epochs, options.samples, options.jobs, options.batch_size or 1) < 1:
+        parser.error("--epochs, --batch-size, --samples and --jobs must be at least 1")
     if options.grace is not None and options.minutes is None:
         parser.error("--grace counts from the end of --minutes: give both")
     if min(options.minutes or 0, options.grace or 0) < 0:
@@ -93,7 +94,8 @@ def choose_methods(options: argparse.Namespace) -> list[Method]:
         if name in names:
             epochs = min(options.epochs, load_recipe(recipe).train.epochs)
             own = [text.removeprefix(f"{target}:") for target, text in asked if target in ("", name)]
-            changes = (f"train.epochs={epochs}", *own)
+            batches = rescaled(load_recipe(recipe), options.batch_size) if options.batch_size else []
+            changes = (f"train.epochs={epochs}", *batches, *own)
             methods.append(Method(name, recipe, changes, _load(name, recipe, changes)))
     return methods
 

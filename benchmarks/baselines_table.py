@@ -94,6 +94,21 @@ def family_of(dataset: str) -> dict[str, str]:
     return {name: found[name] for name in [*known, *sorted(found.keys() - PASSES.keys())]}
 
 
+def rescaled(recipe: Recipe, batch_size: int) -> list[str]:
+    """The changes that give a recipe batches of another size: each learning rate grows with it (the linear rule of
+    Goyal et al., 2017), and an average over iterations reaches as many images back."""
+    times = batch_size / recipe.train.batch_size
+    rates = {f"learners.{i}": learner.optimizer.lr for i, learner in enumerate(recipe.learners)}
+    for i, stage in enumerate(recipe.stages):
+        for j, learner in enumerate(stage.change.get("learners", [])):
+            rates[f"stages.{i}.change.learners.{j}"] = learner["optimizer"]["lr"]
+    changes = [f"train.batch_size={batch_size}"]
+    changes += [f"{at}.optimizer.lr={lr * times:g}" for at, lr in rates.items() if isinstance(lr, float)]
+    if recipe.mixing.decay:
+        changes.append(f"mixing.decay={recipe.mixing.decay**times:g}")
+    return changes
+
+
 # -- what is there ----------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +130,8 @@ class Wanted:
 
 
 def trained(run: Path) -> bool:
-    return RunDirectory(run).last.is_file()
+    """Whether it has come to its end. Nothing else is evaluated here: so its weights may be gone after that."""
+    return RunDirectory(run).last.is_file() or any(run.glob("evaluation/*/summary.json"))
 
 
 def evaluation(

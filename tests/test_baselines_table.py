@@ -64,6 +64,30 @@ def test_all_train_as_long_and_none_longer_than_its_recipe(program: ModuleType) 
     assert methods["generalist-t"].against(["linf:8/255", "l2:128/255"]) == "linf + natural + l2"
 
 
+def test_learning_rates_grow_with_the_batches(program: ModuleType) -> None:
+    """Those of stages, too; one that follows another learner's has no number to change."""
+    found = {
+        method.name: method.resolved
+        for method in program.choose_methods(
+            options(program, "--batch-size", "256", "--methods", "at,rmc,generalist-t")
+        )
+    }
+    assert [recipe.train.batch_size for recipe in found.values()] == [256] * 3
+    assert found["at"].learners[0].optimizer.lr == 0.02
+    stages = found["rmc"].stages
+    assert [stage.change["learners"][0]["optimizer"]["lr"] for stage in stages[:2]] == [0.02, 0.02]
+    assert [learner.optimizer.lr for learner in found["generalist-t"].learners] == [0.02, "lead", "lead"]
+    assert found["generalist-t"].mixing.decay == pytest.approx(0.999**2, abs=1e-6)
+
+
+def test_a_run_whose_weights_are_gone_is_not_repeated(program: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    assert not table.trained(tmp_path)
+    summary = tmp_path / "evaluation" / "one" / "summary.json"
+    summary.parent.mkdir(parents=True)
+    summary.write_text("{}")
+    assert table.trained(tmp_path)
+
+
 def test_changes_go_to_all_or_to_one(program: ModuleType) -> None:
     asked = ["--methods", "nt,at", "--set", "validation.every=15", "--set", "at:learners.linf.threat=linf:4/255"]
     at, nt = program.choose_methods(options(program, *asked))
