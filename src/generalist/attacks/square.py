@@ -7,7 +7,8 @@ windows shrink as queries go by. It sees through models whose gradients are mask
 Every draw is a function of (seed, sample index, round, query), so a sample's search does not know its batch. Queries
 are drawn many at once, as a query of its own has few and small tensors. A broken sample goes on to the end of its
 stage of the schedule, which only makes it more wrong, and is left alone after that; the whole batch stops, between
-stages, once nothing is left to break. Samples do not leave the batch: rounding may depend on its size.
+stages, once nothing is left to break. Samples do not leave the batch: rounding may depend on its size. Where a query
+paints one window and the network is fused, its first layers are computed around that window alone (`tensors.windows`).
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ class Windows:
         values = [x.contiguous(memory_format=torch.channels_last)]
         memory = torch.empty(self._starts[-1], device=x.device, dtype=self.network.dtype)
         for step, whole in zip(self.network.plan.steps, self.known(memory), strict=False):
-            values.append(self.network.step(step, values))
-            whole.copy_(values[-1])
+            values.append(whole.copy_(self.network.step(step, values)))
         return memory
 
     def known(self, memory: Tensor) -> list[Tensor]:
