@@ -101,5 +101,35 @@ def test_tensors_may_change_places_and_all_that_is_given_counts(device: str) -> 
             assert torch.equal(plain.first, state.first) and torch.equal(plain.second, state.second)
 
 
+def in_place(state: Pair, given: tuple[Tensor, ...]) -> Pair:
+    """The first is changed where it is; the second is made of what it was before and of what it is now."""
+    before = state.first.clone()
+    state.first.add_(given[0])
+    return Pair(state.first, state.second + before * state.first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_may_be_changed_in_place(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up of a recording changes it, too, and that is undone. Only what is new is copied."""
+    holder: Any = type("Holder", (), {"recorder": Recorder(torch.device(device))})()
+    step = recorded(holder, "in place", in_place)
+    for start, added in ((1.0, 10.0), (2.0, 20.0)):
+        plain, state = (
+            Pair(torch.full((3,), start, device=device), torch.full((3,), -start, device=device)) for _ in range(2)
+        )
+        given = (torch.full((3,), added, device=device),)
+        for i in range(5):
+            plain, last = in_place(plain, given), state
+            state = step(state, given)
+            assert torch.equal(plain.first, state.first) and torch.equal(plain.second, state.second)
+            assert i == 0 or state.first is last.first
+    copied: list[Tensor] = []
+    copy = Tensor.copy_
+    monkeypatch.setattr(Tensor, "copy_", lambda own, other: (copied.append(own), copy(own, other))[1])
+    (recording,) = holder.recorder._recordings.values()
+    recording._once()
+    assert [tensor is recording._own[1] for tensor in copied] == [True]
+
+
 def test_without_a_recorder_the_step_is_itself() -> None:
     assert recorded(nn.Linear(2, 2), "key", swapped) is swapped

@@ -53,6 +53,9 @@ class Painter(ABC):
     given: tuple[Tensor, ...]
     """What `proposal` needs to know of the natural images."""
 
+    one_window: ClassVar[bool] = False
+    """Whether a query's images differ from the best ones in a single window, whose corners are called "window"."""
+
     def __init__(self, natural: Tensor, eps: float) -> None:
         self.natural, self.eps = natural, eps
         self.given = (natural,)
@@ -102,6 +105,8 @@ PAINTERS: Registry[type[Painter]] = Registry("norm of the Square attack")
 @PAINTERS.register("linf")
 class LinfPainter(Painter):
     """Every pixel at -eps or eps: vertical stripes to start with, then windows of one sign a channel."""
+
+    one_window = True
 
     def __init__(self, natural: Tensor, eps: float) -> None:
         super().__init__(natural, eps)

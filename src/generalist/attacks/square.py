@@ -7,7 +7,8 @@ windows shrink as queries go by. It sees through models whose gradients are mask
 Every draw is a function of (seed, sample index, round, query), so a sample's search does not know its batch. Queries
 are drawn many at once, as a query of its own has few and small tensors. A broken sample goes on to the end of its
 stage of the schedule, which only makes it more wrong, and is left alone after that; the whole batch stops, between
-stages, once nothing is left to break. Samples do not leave the batch: rounding may depend on its size.
+stages, once nothing is left to break. Samples do not leave the batch: rounding may depend on its size. Where a query
+paints one window and the network is fused, its first layers are computed around that window alone (`tensors.windows`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from generalist.attacks.threats import Threat, widen
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded
+from generalist.tensors.fused import FusedNetwork
+from generalist.tensors.windows import Windows
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The queries of 10,000 after which the windows' area is halved (the paper's)."""
@@ -117,6 +120,9 @@ class Hunt(NamedTuple):
     next: Tensor
     """int64 [1]: which query of the plan comes next."""
 
+    memory: tuple[Tensor, ...] = ()
+    """Where the network is asked about windows: what its first layers make of `best`. It is changed in place."""
+
 
 class _Search:
     """The search over one batch. Nothing here waits for the device but `unbroken_left`."""
@@ -143,33 +149,58 @@ class _Search:
         """The queries of one stage."""
         painter.resize(share)
         size = painter.chunk()
-        step = recorded(self._model, key, partial(self._query, painter))
+        windows = self._windows(painter)
+        step = recorded(self._model, (key, windows and windows.side), partial(self._query, painter, windows))
+        if windows is not None:
+            self.hunt = self.hunt._replace(memory=(windows.fill(self.hunt.best.to(self._dtype)),))
         for first in range(queries.start, queries.stop, size):
             # Always a whole plan, though the stage may end before it does: a recording wants one shape.
-            plan = painter.plan(draws, range(first, first + size))
+            planned = range(first, first + size)
+            plan = painter.plan(draws, planned)
+            if windows is not None:  # the same draws once more
+                plan = (*plan, windows.corners(*painter.corners(draws, planned, "window")))
             given = (*self._labels, *painter.given, *plan)
             self.hunt = self.hunt._replace(next=self._first)
             for _ in range(min(size, queries.stop - first)):
                 self.hunt = step(self.hunt, given)
+        self.hunt = self.hunt._replace(memory=())
         self._leave_broken()
 
-    def _query(self, painter: Painter, hunt: Hunt, given: Given) -> Hunt:
+    def _windows(self, painter: Painter) -> Windows | None:
+        """The network's way to look at the present windows alone, where it has one and a query paints no more."""
+        if not (painter.one_window and isinstance(self._model, FusedNetwork)):
+            return None
+        return self._model.windows(self.natural, painter.side)
+
+    def _query(self, painter: Painter, windows: Windows | None, hunt: Hunt, given: Given) -> Hunt:
         label, own, *rest = given
         known, plan = rest[: len(painter.given)], rest[len(painter.given) :]
         query = [part.index_select(0, hunt.next).squeeze(0) for part in plan]
-        found = self.ask(hunt, painter.proposal(hunt.best, known, query), (label, own))
+        around = None if windows is None else (windows, query.pop())
+        found = self.ask(hunt, painter.proposal(hunt.best, known, query), (label, own), around)
         return found._replace(next=hunt.next + 1)
 
-    def ask(self, hunt: Hunt, x: Tensor, labels: tuple[Tensor, Tensor]) -> Hunt:
+    def ask(
+        self, hunt: Hunt, x: Tensor, labels: tuple[Tensor, Tensor], around: tuple[Windows, Tensor] | None = None
+    ) -> Hunt:
         """Ask the model about `x` and keep it where the margin grows; one of nan, without an answer, never does."""
         label, own = labels
-        logits = widen(self._model(x.to(self._dtype)))
+        images = x.to(self._dtype)
+        if around is None:
+            logits = widen(self._model(images))
+        else:
+            windows, corners = around
+            logits = widen(windows.logits(images, corners, *hunt.memory))
         found = logits.masked_fill(own, -torch.inf).amax(1) - logits.gather(1, label).squeeze(1)
+        better = found > hunt.margin
+        if around is not None:
+            windows.keep(better, corners, *hunt.memory)
         return Hunt(
-            best=torch.where(per_sample(found > hunt.margin, x), x, hunt.best),
+            best=torch.where(per_sample(better, x), x, hunt.best),
             margin=torch.fmax(hunt.margin, found),
             queries=hunt.queries + (hunt.margin <= 0),
             next=hunt.next,
+            memory=hunt.memory,
         )
 
     def _leave_broken(self) -> None:

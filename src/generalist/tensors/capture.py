@@ -2,8 +2,9 @@
 
 A search takes the same step hundreds of times: tensors to tensors of the same shapes. On a GPU the host needs longer to
 launch its kernels than these need to run. A step here is a function (state, given) -> state of nested tuples of
-tensors; `given` is what it reads and does not change. It may close over numbers, networks and options, never over
-tensors of the batch: those would be part of the recording.
+tensors; `given` is what it reads and does not change. A large tensor of the state it may change in place and return as
+it is: that one is not copied. It may close over numbers, networks and options, never over tensors of the batch: those
+would be part of the recording.
 """
 
 from __future__ import annotations
@@ -86,8 +87,11 @@ class _Recording(Generic[State]):
         """The step in place. A tensor may move to another's place, so all are safe before the first is overwritten."""
         found, _ = tree_flatten(self._step(self._state, self._given))
         places = {own.untyped_storage().data_ptr() for own in self._own}
-        safe = [tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor for tensor in found]
-        for own, tensor in zip(self._own, safe, strict=True):
+        moved = [(own, tensor) for own, tensor in zip(self._own, found, strict=True) if tensor is not own]
+        safe = [
+            (own, tensor.clone() if tensor.untyped_storage().data_ptr() in places else tensor) for own, tensor in moved
+        ]
+        for own, tensor in safe:
             own.copy_(tensor)
 
     def _capture(self, pool: Any) -> Callable[[], None]:

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from generalist.tensors.folding import CannotFoldError, FoldedConv, FoldedNetwork, fold, trace
 from generalist.tensors.fusion_plan import Step, plan, value_shapes
+from generalist.tensors.windows import LEAST, Windows, boxed_values, elements, fits
 
 MOST_ELEMENTS = 2**31 - 1
 """Of one value: the kernels count them in 32 bits."""
@@ -36,8 +37,9 @@ class FusedNetwork(FoldedNetwork):
 
     def __init__(self, graph: fx.GraphModule, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> None:
         self.plan = plan(graph)
-        shapes = value_shapes(self.plan.steps, shape)
+        self.shapes = shapes = value_shapes(self.plan.steps, shape)
         self.most_images = MOST_ELEMENTS // max(math.prod(one) for one in shapes)
+        self._windows: dict[tuple[int, int], Windows | None] = {}
         self.kernels: dict[FoldedConv, Any] = {}
         self.head: Any = None
         if triton:
@@ -72,14 +74,28 @@ class FusedNetwork(FoldedNetwork):
         logits: Tensor = self.plan.tail(out) if self.head is None else out
         return logits
 
+    def windows(self, x: Tensor, side: int) -> Windows | None:
+        """Its answers to images that differ from others in windows of that side, where that is faster than to ask about
+        whole images; `x` has the images' shape. Answers are the same bit by bit, as no sum's order changes."""
+        if not self.row_by_row or tuple(x.shape[1:]) != self.shapes[0] or len(x) > self.most_images:
+            return None
+        place = (len(x), side)
+        if place not in self._windows:
+            boxes = boxed_values(self.plan.steps, self.shapes, side)
+            counts = elements(boxes, len(x))
+            worth = len(boxes) >= LEAST and max(counts) <= MOST_ELEMENTS and fits(counts, self.dtype, x.device)
+            self._windows[place] = Windows(self, boxes, batch=len(x), side=side) if worth else None
+        return self._windows[place]
+
     def values(self, x: Tensor) -> list[Tensor]:
         """The images and what every step makes of them."""
         values = [_nhwc(x)]
         for step in self.plan.steps:
-            values.append(self._forward(step, values))
+            values.append(self.step(step, values))
         return values
 
-    def _forward(self, step: Step, values: Sequence[Tensor]) -> Tensor:
+    def step(self, step: Step, values: Sequence[Tensor]) -> Tensor:
+        """What one step makes of the values before it."""
         x = values[step.x]
         residual = None if step.residual is None else values[step.residual]
         side = None if step.side is None else (values[step.side[0]], step.side[1])

@@ -27,6 +27,12 @@ class Step:
     """A value and the strided 1x1 convolution through which it is added."""
     relu: bool = False
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The values it reads."""
+        added = () if self.residual is None else (self.residual,)
+        return (self.x, *added, *((self.side[0],) if self.side else ()))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,12 +44,7 @@ class Plan:
     @property
     def first_reader(self) -> dict[int, int]:
         """By value, the first step that reads it: in the backward pass the last to add to its gradient."""
-        return {value: i for i in reversed(range(len(self.steps))) for value in _read(self.steps[i])}
-
-
-def _read(step: Step) -> list[int]:
-    residual = [] if step.residual is None else [step.residual]
-    return [step.x, *residual, *([step.side[0]] if step.side else [])]
+        return {value: i for i in reversed(range(len(self.steps))) for value in self.steps[i].reads}
 
 
 class _Planner:
