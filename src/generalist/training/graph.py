@@ -7,6 +7,7 @@ before each replay. A learner that cannot be recorded takes its step behind each
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -231,7 +232,9 @@ class GraphEngine(EagerEngine):
 def waiting_is_an_error() -> Iterator[None]:
     """PyTorch raises where an operation would wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # PyTorch's, that this finds most operations and not all
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
