@@ -304,7 +304,9 @@ class Bench:
         commands = {m.name: [shlex.join(["generalist", *s.words]) for s in self.steps_of(m)] for m in self.methods}
         command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
         options = self.options
-        return Table(options.dataset, options.epochs, command, self.wanted, rows, commands, options.jobs)
+        return Table(
+            options.dataset, options.epochs, command, self.wanted, rows, commands, options.jobs, options.batch_size
+        )
 
     def write(self) -> None:
         self.table().write(self.out)

@@ -224,6 +224,8 @@ class Table:
     commands: dict[str, list[str]]
     """Each method's commands."""
     jobs: int
+    batch_size: int | None = None
+    """Of every method, where it is not each recipe's own."""
 
     def sorted_rows(self) -> list[Row]:
         """Those with a figure: the most robust under all threats first, then by what else is known."""
@@ -242,6 +244,7 @@ class Table:
             "command": self.command,
             "dataset": self.dataset,
             "epochs": self.epochs,
+            "batch_size": self.batch_size,
             "jobs": self.jobs,
             "threats": list(wanted.threats),
             "attack": wanted.attack,
@@ -331,7 +334,8 @@ class Table:
             *self._about_images(rows),
             "Of each run the weights of its best epoch: the highest sum of natural accuracy and accuracy under the "
             "threats that it trains against, on images held out of training, unless its recipe has another rule.",
-            "Epochs: one number for each stage. A recipe shorter than the schedule keeps its own length.",
+            "Epochs: one number for each stage. A recipe shorter than the schedule keeps its own length."
+            + self._about_batches(),
             "Minutes of training are those of the iterations, with compilation, without start and validation; those of "
             "evaluation leave out its start." + self._about_sharing(),
             *self._about_environments(rows),
@@ -364,6 +368,10 @@ class Table:
             if place["commit"]:
                 own[place["commit"][:12]] = None
         return [f"One seed. {where}" + f"; commit {', '.join(own)}" * bool(own) + "." for where, own in commits.items()]
+
+    def _about_batches(self) -> str:
+        size = self.batch_size
+        return f" Batches of {size} images; learning rates are the recipes' in proportion to it." if size else ""
 
     def _attack_name(self) -> str:
         return "AutoAttack (AA)" if self.wanted.attack == AA else self.wanted.attack
