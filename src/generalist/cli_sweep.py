@@ -13,11 +13,13 @@ from generalist.console_sweep import list_sweeps, show_sweep
 from generalist.core import distributed
 from generalist.core.errors import SweepError
 from generalist.core.files import write_text
+from generalist.report.svg import file_text
 from generalist.sweep import trials
 from generalist.sweep.definition import load_sweep
 from generalist.sweep.results import to_csv
 from generalist.sweep.storage import Shared, choose_place, clear_storage_errors, open_shared
 from generalist.sweep.worker import Limits, run_sweep
+from generalist.sweep_plots import check_drawable, picture
 from generalist.training.environment import choose_device
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
@@ -42,6 +44,7 @@ def sweep(
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the trials and the best; nothing is run.")] = False,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write every trial to this file.")] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the objectives over the fields to this file.")] = None,
     shipped: Annotated[bool, typer.Option("--list", help="List the shipped sweeps.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     trust_code: Annotated[
@@ -69,6 +72,8 @@ def sweep(
     read = load_sweep(definition, trust_code=trust_code)
     folder = out or Path("sweeps") / read.name
     place = choose_place(storage, folder)
+    if svg is not None:
+        check_drawable(read)
     if show:
         shared = open_shared(read, place, create=False)
     else:
@@ -82,13 +87,16 @@ def sweep(
             say=lambda text: console.print(escape(text), soft_wrap=True),
             listening=training_listener,
         )
-    _tell(shared, folder, csv)
+    _tell(shared, folder, csv, svg)
 
 
-def _tell(shared: Shared, folder: Path, csv: Path | None) -> None:
+def _tell(shared: Shared, folder: Path, csv: Path | None, svg: Path | None) -> None:
     with clear_storage_errors(shared.place):
         rows = trials.rows(shared)
     show_sweep(shared.sweep, rows, folder)
     if csv is not None:
         write_text(csv, to_csv(rows, shared.sweep))
         console.print(f"trials: {escape(str(csv))}", soft_wrap=True)
+    if svg is not None:
+        write_text(svg, file_text(picture(shared.sweep, rows)))
+        console.print(f"picture: {escape(str(svg))}", soft_wrap=True)

@@ -118,8 +118,9 @@ def frame(
     title: str = "",
     whole: bool = False,
     top: float = 12.0,
+    ticked: bool = True,
 ) -> Axes:
-    """Grid, ticks and labels. `whole`: ticks of x at whole numbers only."""
+    """Grid, ticks and labels. `whole`: ticks of x at whole numbers only; `ticked`: whether x has any."""
     left, right, bottom = 46.0 + (10 if y_label else 0), drawing.width - 14, drawing.height - 42
     x, y = Scale(x.low, x.high, left, right), Scale(y.low, y.high, bottom, top)
     if title:
@@ -127,7 +128,7 @@ def frame(
     for value in y.ticks():
         drawing.line(left, y(value), right, y(value))
         drawing.text(left - 7, y(value) + 4, number(value), size=LABEL, anchor="end")
-    for value in x.ticks():
+    for value in x.ticks() if ticked else []:
         if whole and value != round(value):
             continue
         drawing.line(x(value), bottom, x(value), bottom + 4, role="mark")
