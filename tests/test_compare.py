@@ -172,6 +172,29 @@ def test_trades_is_named_by_its_beta_and_other_norms_by_theirs() -> None:
     assert method_of(mixed.learners) == "trades-6+nt"
 
 
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [
+        ("{kind: at-linf-l2, beside: ['l2:0.5']}", "at-linf-l2"),
+        ("{kind: at-linf-l2, beside: ['l1:1']}", "at-linf-l2 (linf, l1)"),
+        ("{kind: msd, beside: ['l2:0.5', 'l1:1']}", "msd (linf, l2, l1)"),
+        ("{kind: e-at, beside: ['l1:1']}", "e-at"),
+        ("{kind: e-at, beside: ['l2:1']}", "e-at (linf, l2)"),
+        ("awp", "awp"),
+        ("{kind: awp, around: trades}", "awp around trades-6"),
+        (
+            "{kind: awp, around: {kind: awp, around: {kind: msd, beside: ['l1:1']}}}",
+            "awp around awp around msd (linf, l1)",
+        ),
+        ("{kind: rmc, ends: [a, b]}", "rmc"),
+        ("{kind: rmc, ends: [a, b], around: at}", "rmc around at"),
+    ],
+)
+def test_other_norms_and_what_is_wrapped_are_other_methods(objective: str, method: str) -> None:
+    """Else the papers' figures for something else would stand beside them."""
+    assert method_of(load_recipe("digits-at", overrides=[f"learners.0.objective={objective}"]).learners) == method
+
+
 # -- the papers -------------------------------------------------------------------------------------------------------
 
 
