@@ -7,6 +7,7 @@ import io
 import shutil
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 from cli_helpers import run_main
@@ -271,6 +272,18 @@ def test_autoattack_above_one_of_its_parts_is_marked_and_nothing_else() -> None:
         if found:
             whole = row.cells["aa/linf:8/255"]
             assert (whole.value > min(found) + 1e-9) == (whole.flag == "impossible"), row
+
+
+def test_accuracies_on_corrupted_images_far_below_the_natural_one_are_marked() -> None:
+    """Against the same method's natural accuracy and the median of that ratio over all methods."""
+    second = [row for row in paper_rows() if "Generalist++" in row.source]
+    natural = {row.setup: row.cells["natural"].value for row in second if "natural" in row.cells}
+    shifted = [row for row in second if row.source.endswith("table IV")]
+    for dataset, column in {(row.dataset, column) for row in shifted for column in row.cells}:
+        found = [(row.cells[column], natural[row.setup]) for row in shifted if row.dataset == dataset]
+        usual = median(cell.value / own for cell, own in found)
+        low = [cell for cell, own in found if cell.value / own < 0.85 * usual]
+        assert len(low) >= 4 and all(cell.flag == "outlier" for cell in low), (dataset, column)
 
 
 @pytest.mark.parametrize(
