@@ -212,6 +212,13 @@ def test_ours_beside_the_published_figures(mine: Path) -> None:
     assert UNION_WORST not in found.rows[1].cells, "the papers have no worst case over threats"
 
 
+def test_the_papers_deviations_are_shown_where_they_print_them(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "svhn-d", a={"natural": (9, 10), "aa/linf:8/255": (4, 10)})
+    found = compare([run], paper=True)
+    assert "94.11 \N{PLUS-MINUS SIGN} 0.27" in to_markdown(found) and "94.11,,,,,0.27" in to_csv(found)
+    assert any("standard deviation" in text for text in found.remarks())
+
+
 def test_papers_follow_the_last_of_several_runs_of_a_method(mine: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", "baseline-cifar10-resnet18-msd", a={"natural": (8, 10)})
     generalist = write_run(tmp_path / "d", "cifar10-resnet18-d", a={"natural": (9, 10)})

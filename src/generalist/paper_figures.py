@@ -41,8 +41,9 @@ def paper_rows() -> tuple[Row, ...]:
         model = NETWORKS.get(entry["model"], entry["model"])
         row = rows.setdefault(place, Row(method, source, dataset, model, method))
         flag, note = flags.get(_key(entry), ("", ""))
-        cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
-        row.cells[column] = cell
+        std = float(entry["std"]) / 100 if entry["std"] else None
+        union = _paper_union(entry["eps"])
+        row.cells[column] = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=union, deviation=std)
     return tuple(rows.values())
 
 
