@@ -219,6 +219,16 @@ def test_the_papers_deviations_are_shown_where_they_print_them(tmp_path: Path) -
     assert any("standard deviation" in text for text in found.remarks())
 
 
+def test_trades_without_a_beta_stands_beside_any(tmp_path: Path) -> None:
+    """Table 2 does not say which it is."""
+    run = write_run(tmp_path / "run", "svhn-d", a={"natural": (9, 10)})
+    trades = "learners: [{name: linf, objective: trades, threat: 'linf:8/255', optimizer: {lr: 0.01}}]"
+    (run / "recipe.yaml").write_text(f"data: {{name: svhn}}\nmodel: {{name: resnet18}}\n{trades}\n")
+    found = compare([run], paper=True)
+    assert [(row.source, row.method) for row in found.rows] == [("ours", "trades-6"), ("CVPR 2023, table 2", "trades")]
+    assert found.lacking == []
+
+
 def test_papers_follow_the_last_of_several_runs_of_a_method(mine: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", "baseline-cifar10-resnet18-msd", a={"natural": (8, 10)})
     generalist = write_run(tmp_path / "d", "cifar10-resnet18-d", a={"natural": (9, 10)})

@@ -375,8 +375,8 @@ def _lacking(ours: Sequence[Row]) -> list[str]:
     """What cannot stand beside the papers."""
     said = []
     shown = published(ours)
-    known = {row.setup for row in shown}
-    if alone := [", ".join(setup) for setup in dict.fromkeys(row.setup for row in ours) if setup not in known]:
+    setups = dict.fromkeys(row.setup for row in ours)
+    if alone := [", ".join(s) for s in setups if not published(row for row in ours if row.setup == s)]:
         said.append(f"no comparable figures in the papers: {'; '.join(alone)}")
     unlike: dict[str, list[str]] = {}
     for row in published(map(_as_official, ours)):
