@@ -74,8 +74,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--epochs, --batch-size, --samples and --jobs must be at least 1")
     if options.grace is not None and options.minutes is None:
         parser.error("--grace counts from the end of --minutes: give both")
-    if min(options.minutes or 0, options.grace or 0) < 0:
-        parser.error("--minutes and --grace must not be negative")
+    if not all((minutes or 0) >= 0 for minutes in (options.minutes, options.grace)):  # nan is neither
+        parser.error("--minutes and --grace must be 0 or more")
     if options.attack in (PGD, NATURAL):
         parser.error(f"--attack {options.attack} is a column already: name another one")
     return options

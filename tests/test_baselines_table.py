@@ -109,6 +109,17 @@ def test_mistakes_cost_a_line_before_anything_runs(program: ModuleType, argument
         program.choose_methods(options(program, *arguments))
 
 
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_times_that_never_come_are_refused(
+    program: ModuleType, minutes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options(program, "--minutes", "1", "--grace", minutes)
+    with pytest.raises(SystemExit):
+        options(program, "--minutes", minutes)
+    assert capsys.readouterr().err.count("must be 0 or more") == 2
+
+
 def test_threats_are_the_family_s(program: ModuleType) -> None:
     assert program.choose_evaluation(options(program)).threats == ("linf:8/255", "l2:128/255")
     assert program.choose_evaluation(options(program, "--dataset", "digits")).threats == ("linf:0.1", "l2:0.45")

@@ -7,6 +7,7 @@ import io
 import shutil
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import pytest
 from cli_helpers import run_main
@@ -172,6 +173,29 @@ def test_trades_is_named_by_its_beta_and_other_norms_by_theirs() -> None:
     assert method_of(mixed.learners) == "trades-6+nt"
 
 
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [
+        ("{kind: at-linf-l2, beside: ['l2:0.5']}", "at-linf-l2"),
+        ("{kind: at-linf-l2, beside: ['l1:1']}", "at-linf-l2 (linf, l1)"),
+        ("{kind: msd, beside: ['l2:0.5', 'l1:1']}", "msd (linf, l2, l1)"),
+        ("{kind: e-at, beside: ['l1:1']}", "e-at"),
+        ("{kind: e-at, beside: ['l2:1']}", "e-at (linf, l2)"),
+        ("awp", "awp"),
+        ("{kind: awp, around: trades}", "awp around trades-6"),
+        (
+            "{kind: awp, around: {kind: awp, around: {kind: msd, beside: ['l1:1']}}}",
+            "awp around awp around msd (linf, l1)",
+        ),
+        ("{kind: rmc, ends: [a, b]}", "rmc"),
+        ("{kind: rmc, ends: [a, b], around: at}", "rmc around at"),
+    ],
+)
+def test_other_norms_and_what_is_wrapped_are_other_methods(objective: str, method: str) -> None:
+    """Else the papers' figures for something else would stand beside them."""
+    assert method_of(load_recipe("digits-at", overrides=[f"learners.0.objective={objective}"]).learners) == method
+
+
 # -- the papers -------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +210,23 @@ def test_ours_beside_the_published_figures(mine: Path) -> None:
     assert cell(found, 1, "aa/linf:8/255") == values["aa-linf"]
     assert cell(found, 1, UNION_MEAN) == values["union-mean"]
     assert UNION_WORST not in found.rows[1].cells, "the papers have no worst case over threats"
+
+
+def test_the_papers_deviations_are_shown_where_they_print_them(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "svhn-d", a={"natural": (9, 10), "aa/linf:8/255": (4, 10)})
+    found = compare([run], paper=True)
+    assert "94.11 \N{PLUS-MINUS SIGN} 0.27" in to_markdown(found) and "94.11,,,,,0.27" in to_csv(found)
+    assert any("standard deviation" in text for text in found.remarks())
+
+
+def test_trades_without_a_beta_stands_beside_any(tmp_path: Path) -> None:
+    """Table 2 does not say which it is."""
+    run = write_run(tmp_path / "run", "svhn-d", a={"natural": (9, 10)})
+    trades = "learners: [{name: linf, objective: trades, threat: 'linf:8/255', optimizer: {lr: 0.01}}]"
+    (run / "recipe.yaml").write_text(f"data: {{name: svhn}}\nmodel: {{name: resnet18}}\n{trades}\n")
+    found = compare([run], paper=True)
+    assert [(row.source, row.method) for row in found.rows] == [("ours", "trades-6"), ("CVPR 2023, table 2", "trades")]
+    assert found.lacking == []
 
 
 def test_papers_follow_the_last_of_several_runs_of_a_method(mine: Path, tmp_path: Path) -> None:
@@ -248,6 +289,18 @@ def test_autoattack_above_one_of_its_parts_is_marked_and_nothing_else() -> None:
         if found:
             whole = row.cells["aa/linf:8/255"]
             assert (whole.value > min(found) + 1e-9) == (whole.flag == "impossible"), row
+
+
+def test_accuracies_on_corrupted_images_far_below_the_natural_one_are_marked() -> None:
+    """Against the same method's natural accuracy and the median of that ratio over all methods."""
+    second = [row for row in paper_rows() if "Generalist++" in row.source]
+    natural = {row.setup: row.cells["natural"].value for row in second if "natural" in row.cells}
+    shifted = [row for row in second if row.source.endswith("table IV")]
+    for dataset, column in {(row.dataset, column) for row in shifted for column in row.cells}:
+        found = [(row.cells[column], natural[row.setup]) for row in shifted if row.dataset == dataset]
+        usual = median(cell.value / own for cell, own in found)
+        low = [cell for cell, own in found if cell.value / own < 0.85 * usual]
+        assert len(low) >= 4 and all(cell.flag == "outlier" for cell in low), (dataset, column)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 import torch
 from objectives_toy import make_toy
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from generalist.objectives import OBJECTIVES
 
 STEPS = 10
 BESIDE = {"beside": ["l2:0.3"]}
@@ -86,3 +90,16 @@ def test_passes_of_an_iteration(tmp_path: Path, objective: Any, forward: int, im
 def test_msd_in_terms_of_at(tmp_path: Path, objective: Any, times: float) -> None:
     relative = passes(objective, tmp_path / "msd").cost / passes("at", tmp_path / "at").cost
     assert relative == pytest.approx(times, rel=0.1)
+
+
+def shipped() -> list[str]:
+    return [name for name in OBJECTIVES if OBJECTIVES.get(name).__module__.startswith("generalist.")]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_docstrings_say_what_is_minimised_by_whom_and_what_it_costs(name: str) -> None:
+    text = inspect.getdoc(OBJECTIVES.get(name)) or ""
+    assert text.startswith("Minimises ")
+    assert name == "nt" or re.search(r", (19|20)\d\d\b|the papers' AT", text), "its source"
+    cost = re.split(r"\b[Cc]osts\b", text)[1]
+    assert name == "at" or re.search(r"\bAT\b", cost), "relative to AT"

@@ -203,6 +203,8 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
         tiny_recipe([{"name": "x", "objective": "msd", "optimizer": {"lr": 0.1}}])
     with pytest.raises(GeneralistError, match="its own threat already"):
         Toy({"kind": "msd", "beside": [f"linf:{LINF}"]}, tmp_path)
+    with pytest.raises(GeneralistError, match=r"objective\.step names l1, but its norms are linf, l2"):
+        Toy({"kind": "msd", **BESIDE, "step": {"l1": 1}}, tmp_path)
 
 
 def test_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def curve(*ends: str) -> dict[str, Any]:
         ({"start": "one@first"}, r"stages\.last: 'one@first': write it as STAGE"),
         (curve("one", "two#too"), r"stages\.last: 'two#too': stage 'two' keeps no 'too'"),
         (curve("one", "tow"), r"tow is not a run directory"),
+        (curve("one", "#two"), r"'#two' names no run"),
     ],
 )
 def test_what_no_stage_will_leave_is_refused_before_any_runs(tmp_path: Path, last: dict[str, Any], says: str) -> None:

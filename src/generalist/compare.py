@@ -29,6 +29,10 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.directory import SUMMARY
+from generalist.objectives.base import ObjectiveOptions
+from generalist.objectives.norms import SeveralNormsOptions
+from generalist.objectives.trades import TradesOptions
+from generalist.objectives.wrapper import WrapperOptions
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe
 from generalist.shift_figures import shift_figures
@@ -162,11 +166,23 @@ def method_of(learners: Sequence[LearnerOptions]) -> str:
 
 
 def _baseline(learner: LearnerOptions) -> str:
-    kind, beta = learner.objective.kind, getattr(learner.objective, "beta", None)
-    if kind == "trades" and beta is not None:
-        kind = f"trades-{beta:g}"
-    # The papers' baselines are in linf, unless their names say otherwise.
-    return f"{kind} ({learner.threat.norm})" if learner.threat and learner.threat.norm != "linf" else kind
+    """The papers' baselines are in linf, and those against several norms in those of the defaults, unless their names
+    say otherwise."""
+    name, beside = _named(learner.objective)
+    norms = [threat.norm for threat in learner.threats()]
+    return name if norms in ([], ["linf", *beside]) else f"{name} ({', '.join(norms)})"
+
+
+def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
+    """An objective's name, and the norms that it takes beside the learner's own where nothing else is asked for."""
+    fields = type(objective).model_fields
+    if isinstance(objective, WrapperOptions):
+        inside, beside = _named(objective.around)
+        usual = fields["around"].default
+        kind = objective.kind
+        return kind if objective.around.kind == getattr(usual, "kind", usual) else f"{kind} around {inside}", beside
+    beside = [threat.norm for threat in fields["beside"].default] if isinstance(objective, SeveralNormsOptions) else []
+    return f"trades-{objective.beta:g}" if isinstance(objective, TradesOptions) else objective.kind, beside
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -359,8 +375,8 @@ def _lacking(ours: Sequence[Row]) -> list[str]:
     """What cannot stand beside the papers."""
     said = []
     shown = published(ours)
-    known = {row.setup for row in shown}
-    if alone := [", ".join(setup) for setup in dict.fromkeys(row.setup for row in ours) if setup not in known]:
+    setups = dict.fromkeys(row.setup for row in ours)
+    if alone := [", ".join(s) for s in setups if not published(row for row in ours if row.setup == s)]:
         said.append(f"no comparable figures in the papers: {'; '.join(alone)}")
     unlike: dict[str, list[str]] = {}
     for row in published(map(_as_official, ours)):

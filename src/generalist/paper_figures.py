@@ -20,6 +20,9 @@ ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20
 NETWORKS = {"resnet50": "resnet50-imagenet"}
 """The papers' names of networks where ours differ: theirs is the one for ImageNet."""
 
+TRADES = "trades"
+"""Their name of TRADES where they do not say its beta (table 2, MNIST and SVHN): it stands beside any of ours."""
+
 SHIFTS = {"c": f"{OFFICIAL} {LEVEL5}", "p": f"{OFFICIAL} {SEQUENCES_MEAN}"}
 """Table IV's data sets, CIFAR-10-C and the like, are for us figures of the network on CIFAR-10's test images. The paper
 says "level-5 natural corruptions" and "the average accuracy across corruption sequences" without naming them: they are
@@ -41,8 +44,9 @@ def paper_rows() -> tuple[Row, ...]:
         model = NETWORKS.get(entry["model"], entry["model"])
         row = rows.setdefault(place, Row(method, source, dataset, model, method))
         flag, note = flags.get(_key(entry), ("", ""))
-        cell = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=_paper_union(entry["eps"]))
-        row.cells[column] = cell
+        std = float(entry["std"]) / 100 if entry["std"] else None
+        union = _paper_union(entry["eps"])
+        row.cells[column] = Cell(float(entry["value"]) / 100, flag=flag, note=note, of=union, deviation=std)
     return tuple(rows.values())
 
 
@@ -78,6 +82,8 @@ def published(rows: Iterable[Row]) -> list[Row]:
     columns: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
         columns.setdefault(row.setup, set()).update(row.cells)
+        if row.method.startswith(f"{TRADES}-"):
+            columns.setdefault((row.dataset, row.model, TRADES), set()).update(row.cells)
     return [row for row in paper_rows() if row.cells.keys() & columns.get(row.setup, set())]
 
 

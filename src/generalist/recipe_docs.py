@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from generalist.core.options import format_number
 from generalist.core.plain_yaml import dump_yaml
 from generalist.data import download
 from generalist.models.registry import MODELS
@@ -115,6 +116,8 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_flow(inner) for inner in value) + "]"
+    if isinstance(value, float):
+        value = format_number(value)
     return dump_yaml(value).removesuffix("...\n").strip()
 
 

@@ -18,7 +18,8 @@ class InterpolatedAdversarialTraining(AdversarialTraining):
 
     Each half of a batch is mixed with itself: one share lambda ~ Beta(1, 1), which is uniform, and one permutation for
     the half, drawn apart for the two. mixup-CE is lambda CE against a sample's own label + (1 - lambda) CE against its
-    partner's. The authors attack by PGD-7: `attack: {steps: 7}`. Costs steps + 2 forward and backward passes.
+    partner's. The authors attack by PGD-7: `attack: {steps: 7}`. Costs steps + 2 forward and backward passes,
+    one more than AT.
     """
 
     separable = False  # a sample's partner may be any other of the batch

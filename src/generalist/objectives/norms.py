@@ -64,6 +64,12 @@ class SeveralNorms(Objective):
                 f"learner {learner.name!r}: {learner.threat} is its own threat already; take it out of "
                 "objective.beside, or name another"
             )
+        names = [threat.name for threat in (learner.threat, *others)]
+        if unused := [norm for norm in self.step if norm not in names]:
+            raise GeneralistError(
+                f"learner {learner.name!r}: objective.step names {unused[0]}, but its norms are {', '.join(names)}; "
+                "take it out"
+            )
         self.norms = [(threat, self._attack(threat, own=i == 0)) for i, threat in enumerate([learner.threat, *others])]
 
     def _attack(self, threat: Threat, *, own: bool) -> AttackOptions:

@@ -69,8 +69,8 @@ class RobustModeConnectivity(Wrapper):
     of no one t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation the t
     with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of its
     own; that network is validated and saved. A recipe with this learner alone sets
-    `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that point. Costs what `around` does,
-    beside the two ends.
+    `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that point. Costs what `around` does
+    (with msd about twice AT), beside the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions

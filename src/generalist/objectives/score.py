@@ -52,8 +52,8 @@ class Score(Objective):
     The bound is the squared distance between a one-hot vector and one with 1 - clip on the label and clip spread evenly
     over the rest. x' maximises |p(x') - y|^2, or |p(x') - p(x)|^2, which has no gradient at x: form `trades` needs a
     random start, in the authors' code x + 0.001 N(0, 1): `attack: {start: gaussian}` (form `at`: uniform). The
-    learner's label smoothing acts on y. Costs steps + 1 (`at`), or steps + 2 forward and backward passes and one
-    forward pass (`trades`).
+    learner's label smoothing acts on y. Costs steps + 1 forward and backward passes, as AT does (`at`), or one more
+    and a forward pass (`trades`).
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ScoreOptions

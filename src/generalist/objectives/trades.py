@@ -36,10 +36,11 @@ class TradesOptions(ObjectiveOptions):
 
 @OBJECTIVES.register("trades")
 class Trades(Objective):
-    """Minimises CE(x) + beta * KL(p(x) || p(x')), gradients through both, x' maximising the same divergence.
+    """Minimises CE(x) + beta * KL(p(x) || p(x')), beta = 6, gradients through both, x' maximising the same divergence
+    (Zhang et al., 2019).
 
     The authors start the attack at x + 0.001 N(0, 1): `attack: {start: gaussian}`. Costs steps + 2 forward and
-    backward passes and one forward pass.
+    backward passes and one forward pass: one of each more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = TradesOptions

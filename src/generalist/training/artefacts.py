@@ -107,6 +107,8 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
 def artefact_file(text: str, subject: str) -> Path:
     """The weights file of `RUN[@EPOCH][#SUBJECT]`; without `#`, of the learner `subject` or else the global one."""
     source, named, wanted = text.partition("#")
+    if not source:
+        raise RunError(f"{text!r} names no run: write it as RUN[@EPOCH][#SUBJECT]")
     files = branch_files(source, [wanted if named else subject])
     if not named:
         return files.get(subject, files[GLOBAL])
