@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from cli_helpers import run_main
@@ -26,7 +27,7 @@ from generalist.bench.timing import Timing, block_sizes, matmul_ceiling, time_bl
 from generalist.bench.train import Report, bench_train
 from generalist.core.errors import DataError, GeneralistError, RecipeError
 from generalist.data.options import DataOptions, load_splits
-from generalist.data.sets import iterate
+from generalist.data.sets import from_arrays, iterate
 from generalist.recipe import load_recipe, parse
 
 CPU = torch.device("cpu")
@@ -405,6 +406,7 @@ def test_on_a_gpu_every_kernel_is_compiled_when_the_clock_starts(weights: Path) 
         (["--samples", "0"], "at least one"),
         (["--precision", "half"], "--precision is default or fast, not 'half'"),
         (["--threat", "linf"], "threat 'linf'"),
+        (["--data", "digit"], "unknown data set 'digit'; did you mean 'digits'"),
     ],
 )
 def test_mistakes_in_the_benchmark_of_evaluation(
@@ -412,3 +414,10 @@ def test_mistakes_in_the_benchmark_of_evaluation(
 ) -> None:
     code, output, told = run_main(["bench", "evaluate", *arguments], monkeypatch, capsys)
     assert (code, output) == (2, "") and words in told
+
+
+def test_images_that_do_not_fit_the_network_are_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = from_arrays(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4))
+    monkeypatch.setattr("generalist.api.images_named", lambda name: coloured)
+    with pytest.raises(GeneralistError, match=r"the model fails on images \[2, 3, 8, 8\]"):
+        load_case(str(weights), data="cifar10", device="cpu")
