@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import run_main
+from rich.console import Console
 from torch import nn
 from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
 
@@ -295,6 +296,13 @@ def run_bench(
 
 
 QUICK = ["--device", "cpu", "--iterations", "1", *(word for change in SMALL for word in ("--set", change))]
+
+
+def test_a_narrow_terminal_loses_no_digit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("generalist.cli_bench.console", Console(width=80))
+    code, out, _ = run_bench(QUICK, monkeypatch, capsys)
+    assert code == 0 and max(map(len, out.splitlines()[-14:-2])) <= 80
+    assert "eager engine" in out and "peak memory" in out and "\N{HORIZONTAL ELLIPSIS}" not in out
 
 
 def test_json_on_standard_output_is_nothing_but_json(
