@@ -133,6 +133,17 @@ def test_a_union_of_autoattack_comes_before_a_larger_one_of_weaker_attacks(tmp_p
     assert [cell(found, 0, column) for column in ("natural", UNION_WORST)] == [98, 20]
 
 
+def test_unions_of_weaker_attacks_beside_autoattacks_are_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "digits-at") for name in ("strong", "weak")]
+    with_union(runs[0], "a", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    tried = {"l2:0.7": Accuracy(30, 100).as_json(), "linf:0.18": Accuracy(32, 100).as_json()}
+    more = {"worst_case": tried, "union_worst_case": Accuracy(29, 100).as_json()}
+    write_summary(runs[1], "a", {"natural": Accuracy(98, 100).as_json()}, **more)
+    said = f"{UNION_WORST}: of weaker attacks than AutoAttack, and so too high beside it: weak"
+    assert said in compare(runs).remarks()
+    assert not any("weaker" in text for run in runs for text in compare([run]).remarks())
+
+
 def test_the_papers_unions_stand_beside_ours_over_the_same_threats_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "baseline-cifar10-resnet18-msd")
     with_union(run, "a", ["l2:128/255", "linf:8/255"], 40, 0.5)

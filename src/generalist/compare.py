@@ -293,6 +293,14 @@ class Comparison:
         if ours:
             widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
             said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
+        for column in self.columns:
+            having = [row for row in self.rows if row.source == OURS and column in row.cells]
+            mean = column.replace(UNION_WORST, UNION_MEAN, 1)  # of AutoAttack, or not there
+            weak = [row.name for row in having if mean not in row.cells]
+            if column.startswith(UNION_WORST) and 0 < len(weak) < len(having):
+                said.append(
+                    f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
+                )
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
             said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
         if any(row.details for row in self.rows):
