@@ -22,4 +22,4 @@ def write_run(path: Path, recipe: str, **evaluations: dict[str, tuple[int, int]]
 def write_summary(run: Path, key: str, accuracy: dict[str, Any], **more: Any) -> None:
     folder = run / "evaluation" / key
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": accuracy, **more}))
+    (folder / "summary.json").write_text(json.dumps({"subject": "best", "accuracy": accuracy} | more))

@@ -185,6 +185,7 @@ def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
     [
         ({"attacks": ["fgsn"]}, "unknown attack 'fgsn'; did you mean 'fgsm'"),
         ({"attacks": ["pgd-0"]}, "unknown attack"),
+        ({"attacks": []}, "attacks: none is named"),
         ({"threats": ["linf:8"]}, "8/255"),
         ({"threats": ["l3:1"]}, "threat 'l3:1'"),
     ],
@@ -192,6 +193,17 @@ def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
 def test_arguments_that_are_wrong(run: RunDirectory, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(GeneralistError, match=says):
         evaluate(run, "digits", **changes)
+
+
+@pytest.mark.parametrize(("device", "says"), [("gpu7", "unknown device"), ("cuda", "'cuda'"), ("meta", "'meta'")])
+def test_a_device_that_the_model_is_not_on_is_not_passed_over(
+    device: str, says: str, digits: tuple[Tensor, Tensor]
+) -> None:
+    """It would be evaluated where it lies, and take hours instead of minutes."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(GeneralistError, match=says):
+        evaluate(model, digits, attacks="natural", samples=10, device=device)
+    assert evaluate(model, digits, attacks="natural", samples=10, device="cpu")["natural"].total == 10
 
 
 def test_wilson_s_interval_by_hand() -> None:

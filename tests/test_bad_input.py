@@ -168,6 +168,7 @@ def test_damaged_weights(tmp_path: Path, finished_run: Path) -> None:
         ({"model": {"name": "small"}, "classes": ["a", "b"], "shape": [1, 8, float("inf")]}, "does not say"),
         ({"model": {"name": "small"}, "classes": 5, "shape": [1, 8, 8]}, "does not say which network"),
         ({"model": {"name": "small", "wdth": 1}, "classes": ["a"], "shape": [1, 8, 8]}, "does not say which network"),
+        ({"model": {"name": "x:y", "width": 9}, "classes": ["a"], "shape": [1, 8, 8]}, "to: model: `width` belongs to"),
         ({"model": {"name": "small"}, "classes": ["a"], "shape": [1, 8, 8]}, "at least 2 classes"),
         ({"model": {"name": "small"}, "classes": ["a", "b"], "shape": [1, 8, 8]}, "do not fit this architecture"),
     ],

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from cli_helpers import run_main
+from rich.console import Console
 from torch import nn
 from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
 
@@ -26,7 +28,7 @@ from generalist.bench.timing import Timing, block_sizes, matmul_ceiling, time_bl
 from generalist.bench.train import Report, bench_train
 from generalist.core.errors import DataError, GeneralistError, RecipeError
 from generalist.data.options import DataOptions, load_splits
-from generalist.data.sets import iterate
+from generalist.data.sets import from_arrays, iterate
 from generalist.recipe import load_recipe, parse
 
 CPU = torch.device("cpu")
@@ -296,6 +298,13 @@ def run_bench(
 QUICK = ["--device", "cpu", "--iterations", "1", *(word for change in SMALL for word in ("--set", change))]
 
 
+def test_a_narrow_terminal_loses_no_digit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("generalist.cli_bench.console", Console(width=80))
+    code, out, _ = run_bench(QUICK, monkeypatch, capsys)
+    assert code == 0 and max(map(len, out.splitlines()[-14:-2])) <= 80
+    assert "eager engine" in out and "peak memory" in out and "\N{HORIZONTAL ELLIPSIS}" not in out
+
+
 def test_json_on_standard_output_is_nothing_but_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,6 +414,7 @@ def test_on_a_gpu_every_kernel_is_compiled_when_the_clock_starts(weights: Path) 
         (["--samples", "0"], "at least one"),
         (["--precision", "half"], "--precision is default or fast, not 'half'"),
         (["--threat", "linf"], "threat 'linf'"),
+        (["--data", "digit"], "unknown data set 'digit'; did you mean 'digits'"),
     ],
 )
 def test_mistakes_in_the_benchmark_of_evaluation(
@@ -412,3 +422,10 @@ def test_mistakes_in_the_benchmark_of_evaluation(
 ) -> None:
     code, output, told = run_main(["bench", "evaluate", *arguments], monkeypatch, capsys)
     assert (code, output) == (2, "") and words in told
+
+
+def test_images_that_do_not_fit_the_network_are_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = from_arrays(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4))
+    monkeypatch.setattr("generalist.api.images_named", lambda name: coloured)
+    with pytest.raises(GeneralistError, match=r"the model fails on images \[2, 3, 8, 8\]"):
+        load_case(str(weights), data="cifar10", device="cpu")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import typer
 from cli_helpers import run_main
+from rich.console import Console
 
 import generalist
 from generalist import cli
@@ -180,6 +181,9 @@ def test_recipes_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     code, out, err = run_main(["recipes", "list"], monkeypatch, capsys)
     assert (code, err) == (0, "")
     assert [name for name in shipped_names() if name not in out] == []
+    monkeypatch.setattr(cli, "console", Console(width=80))
+    _, out, _ = run_main(["recipes", "list"], monkeypatch, capsys)
+    assert "published" in out and "\N{HORIZONTAL ELLIPSIS}" not in out, "a narrow terminal loses nothing"
 
 
 def test_recipes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,9 +255,10 @@ def test_control_c_outside_of_training_is_quiet(
 def test_control_characters_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run_main(["train", "a\nb\udcff[red]"], monkeypatch, capsys)
+    code, _, err = run_main(["evaluate", "a\nb\udcff[red]\x1b[31m\x9b2J"], monkeypatch, capsys)
     assert code == 2
-    assert err.startswith("error: recipe: unknown recipe") and err.count("\n") == 1 and "[red]" in err
+    assert err.startswith("error: there is no run") and err.count("\n") == 1 and "[red]" in err
+    assert not {"\x1b", "\x9b"} & set(err)
 
 
 # -- the run directory -----------------------------------------------------------------------------------------------

@@ -122,6 +122,29 @@ def test_a_run_keeps_the_unions_of_all_its_evaluations(tmp_path: Path) -> None:
     assert cells[f"{UNION_MEAN} of linf:0.18, l2:0.7"].value == 0.3
 
 
+def test_a_union_of_autoattack_comes_before_a_larger_one_of_weaker_attacks(tmp_path: Path) -> None:
+    """Else the worst case over all threats would lie above AutoAttack in one of them, in the same row."""
+    run = write_run(tmp_path / "run", "digits-at")
+    for key in ("a", "c"):  # read before and after it
+        tried = {"l2:0.7": Accuracy(300, 500).as_json(), "linf:0.18": Accuracy(320, 500).as_json()}
+        more = {"worst_case": tried, "union_worst_case": Accuracy(290, 500).as_json()}
+        write_summary(run, key, {"natural": Accuracy(490, 500).as_json()}, **more)
+    with_union(run, "b", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    found = compare([run])
+    assert [cell(found, 0, column) for column in ("natural", UNION_WORST)] == [98, 20]
+
+
+def test_unions_of_weaker_attacks_beside_autoattacks_are_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "digits-at") for name in ("strong", "weak")]
+    with_union(runs[0], "a", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    tried = {"l2:0.7": Accuracy(30, 100).as_json(), "linf:0.18": Accuracy(32, 100).as_json()}
+    more = {"worst_case": tried, "union_worst_case": Accuracy(29, 100).as_json()}
+    write_summary(runs[1], "a", {"natural": Accuracy(98, 100).as_json()}, **more)
+    said = f"{UNION_WORST}: of weaker attacks than AutoAttack, and so too high beside it: weak"
+    assert said in compare(runs).remarks()
+    assert not any("weaker" in text for run in runs for text in compare([run]).remarks())
+
+
 def test_the_papers_unions_stand_beside_ours_over_the_same_threats_alone(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "baseline-cifar10-resnet18-msd")
     with_union(run, "a", ["l2:128/255", "linf:8/255"], 40, 0.5)
@@ -372,6 +395,15 @@ def test_a_name_in_brackets_is_no_option_of_the_line_before(tmp_path: Path) -> N
     runs = [write_run(tmp_path / name, "digits-at", a={"natural": (9, 10)}) for name in ("[3pt]", "*")]
     rows = [line for line in to_latex(compare(runs)).splitlines() if "ours" in line]
     assert [row.partition(" & ")[0] for row in rows] == ["{}[3pt]", "{}*"]
+
+
+def test_a_subject_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", "digits-at", a={"natural": (9, 10)})
+    write_summary(run, "b", {"natural": Accuracy(5, 10).as_json()}, subject="\x1b]0;title\x07\x1b[2J")
+    code, out, _ = run_main(["compare", str(run)], monkeypatch, capsys)
+    assert code == 0 and "title" in out and not {"\x1b", "\x07"} & set(out)
 
 
 def test_natural_accuracy_comes_first(mine: Path) -> None:

@@ -282,6 +282,7 @@ def test_a_list_without_names_is_one_field() -> None:
 def test_commands_make_the_page_again(runs: list[Path], page: Page) -> None:
     assert f"generalist train {runs[0]}/recipe.yaml --out {runs[0]}-again" in page.prose
     assert f"generalist mix {runs[0]} --curve 3" in page.prose
+    assert "--statistics mixed --steps 1 --samples 20" in page.prose
     assert "--attacks natural,pgd-3,apgd-ce --threats linf:0.18,l2:0.7 --mode each" in page.prose
     assert "--samples 60 --corruptions brightness,contrast" in page.prose
 

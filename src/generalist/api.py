@@ -149,6 +149,8 @@ def evaluate(
         mode=mode or usual.mode, precision=precision, batch_size=batch_size, seed=seed, shard=shard, shards=count
     )
     chosen = usual.attacks if attacks is None else _listed(attacks)
+    if not chosen:
+        raise GeneralistError("attacks: none is named; write natural for no attack, or names as in natural,pgd-20")
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
     # A wrong name is told before anything is read.
@@ -239,6 +241,9 @@ def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor
 def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:
     """The network under evaluation and what to call it."""
     if isinstance(model, nn.Module):
+        own = next((tensor.device.type for tensor in model.parameters()), "cpu")
+        if device != "auto" and choose_device(device).type != own:
+            raise GeneralistError(f"device {device!r}, but the model is on {own}: move it there, as with model.to(...)")
         return type(model).__name__, model
     path = _path_of(model)
     network = load(model, which=which, device=device, trust_code=trust_code)
@@ -306,6 +311,11 @@ def _test_split(options: DataOptions, *, trust_code: bool) -> _Source:
         return _Source(splits.test, f"{options.name}-test", tuple(note for note in notes if note.startswith("test:")))
     training = "these are training images: the set has no test split"
     return _Source(splits.train, f"{options.name}-train", (training, *notes))
+
+
+def images_named(data: str) -> Images:
+    """The test images of a data set by name; the training images of one that has no others."""
+    return _images(data, trust_code=False).images
 
 
 def _images(data: Any, *, trust_code: bool) -> _Source:

@@ -159,6 +159,7 @@ def recipes_list(version: Version = False) -> None:
     """List the shipped recipes. Example: generalist recipes list"""
     table = Table("name", "learners", "epochs", "style")
     table.columns[0].no_wrap = True
+    table.columns[-1].overflow = "fold"
     for name in shipped_names():
         recipe = load_recipe(name)
         learners = " + ".join(learner.name for learner in recipe.learners)

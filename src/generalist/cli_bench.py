@@ -14,7 +14,7 @@ from rich.markup import escape
 from generalist.bench.evaluate import STANDARD, bench_evaluate, lines, load_case
 from generalist.bench.table import heading, table
 from generalist.bench.train import ENGINES, bench_train
-from generalist.console import console, errors, print_version
+from generalist.console import console, errors, print_version, width_of
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json
 
@@ -76,7 +76,8 @@ def train(
     )
     for line in heading(report):
         shown.print(escape(line), soft_wrap=True)
-    shown.print(table(report))
+    whole = table(report)
+    shown.print(whole if width_of(whole) <= shown.width else table(report, narrow=True))
     for note in report.notes:
         shown.print(f"note: {escape(note)}", soft_wrap=True)
     _write(report.record(), json_file)

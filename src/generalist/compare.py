@@ -125,13 +125,16 @@ def named(run: str, apart: str) -> str:
 
 def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
     """More images say more; of two equally large evaluations the stronger attack counts. Unions are over threats, and
-    those over other threats are other figures."""
+    those over other threats are other figures; a worst case under AutoAttack comes before one under weaker attacks."""
     cells: dict[tuple[str, str], Cell] = {}
+    ranks: dict[tuple[str, str], tuple[bool, int, float]] = {}
     for path, summary in summaries:
-        for column, cell in cells_in(summary, path).items():
-            known = cells.get((column, cell.of))
-            if known is None or (cell.samples or 0, -cell.value) > (known.samples or 0, -known.value):
-                cells[column, cell.of] = cell
+        found = cells_in(summary, path)
+        for column, cell in found.items():
+            strong = column == UNION_WORST and UNION_MEAN in found  # that mean is of AutoAttack in every threat
+            key, rank = (column, cell.of), (strong, cell.samples or 0, -cell.value)
+            if key not in cells or rank > ranks[key]:
+                cells[key], ranks[key] = cell, rank
     several = _several(cells)
     return {_full(column, of) if column in several else column: cell for (column, of), cell in cells.items()}
 
@@ -306,6 +309,14 @@ class Comparison:
         if ours:
             widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
             said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
+        for column in self.columns:
+            having = [row for row in self.rows if row.source == OURS and column in row.cells]
+            mean = column.replace(UNION_WORST, UNION_MEAN, 1)  # of AutoAttack, or not there
+            weak = [row.name for row in having if mean not in row.cells]
+            if column.startswith(UNION_WORST) and 0 < len(weak) < len(having):
+                said.append(
+                    f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
+                )
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
             said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
         if any(row.details for row in self.rows):

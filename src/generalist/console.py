@@ -5,15 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 
 from generalist._version import __version__
@@ -24,10 +25,21 @@ from generalist.training.loop import Listener
 
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
 
-console = Console(highlight=False)
+CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+
+
+class _Safe(Console):
+    """No control character of a name or a file reaches the terminal; colours and progress are rich's own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=segment.text.translate(CONTROLS))
+
+
+console = _Safe(highlight=False)
 if not console.is_terminal and "COLUMNS" not in os.environ:
-    console = Console(highlight=False, width=PLAIN_WIDTH)
-errors = Console(stderr=True, highlight=False)
+    console = _Safe(highlight=False, width=PLAIN_WIDTH)
+errors = _Safe(stderr=True, highlight=False)
 
 
 def width_of(table: Table) -> int:
@@ -38,7 +50,7 @@ def width_of(table: Table) -> int:
 def print_table(table: Table) -> None:
     """A table of numbers in full: where a terminal is too narrow its lines wrap, but no digit is lost."""
     needed = width_of(table)
-    wide = Console(file=console.file, force_terminal=console.is_terminal, highlight=False, width=needed)
+    wide = _Safe(file=console.file, force_terminal=console.is_terminal, highlight=False, width=needed)
     (console if needed <= console.width else wide).print(table)
 
 

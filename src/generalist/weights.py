@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from generalist.core.errors import RunError
+from generalist.core.options import first_problem
 from generalist.core.run import RunDirectory
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
@@ -60,7 +62,8 @@ def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path
         if not isinstance(classes, list) or len(shape) != 3 or not all(0 < size <= MAX_SIDE for size in shape):
             raise ValueError(f"images of shape {shape}")  # believing it would allocate a network of that size
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"{path} does not say which network it belongs to: {error!r:.200}") from error
+        why = f"model: {first_problem(error)}" if isinstance(error, ValidationError) else repr(error)
+        raise RunError(f"{path} does not say which network it belongs to: {why:.200}") from error
     check_size(options, state, num_classes=len(classes), shape=shape)
     model = build_model(options, num_classes=len(classes), shape=shape, seed=0, trust_code=trust_code)
     flat = Flat(model)

@@ -27,9 +27,9 @@ from generalist.attacks.threats import Threat, parse_threat
 from generalist.bench.flops import count_model
 from generalist.bench.timing import matmul_ceiling, synchronize
 from generalist.core.errors import GeneralistError
-from generalist.data.options import DataOptions, load_splits
-from generalist.data.sets import Batch
+from generalist.data.sets import Batch, Images
 from generalist.data.split import subset
+from generalist.evaluation import check_classifier
 from generalist.evaluation.plan import Precision
 from generalist.training.environment import choose_device
 
@@ -109,8 +109,10 @@ def load_case(
         raise GeneralistError(f"--precision is {' or '.join(get_args(Precision))}, not {precision!r}")
     build = parse_threat(threat).build()
     where = choose_device(device)
+    images = api.images_named(data)
     model = _load_model(subject, where).requires_grad_(False)
-    batch = _load_batch(data, samples, where)
+    check_classifier(model, images, where)
+    batch = _load_batch(images, samples, where)
     about: dict[str, Any] = {
         "model": subject or "digits-at, " + ", ".join(TRAINING),
         "data": data,
@@ -142,9 +144,7 @@ def _load_model(subject: str | None, device: torch.device) -> nn.Module:
         return api.load(run.path, device=str(device))
 
 
-def _load_batch(data: str, samples: int, device: torch.device) -> Batch:
-    splits = load_splits(DataOptions(name=data))
-    images = splits.test if splits.test is not None else splits.train
+def _load_batch(images: Images, samples: int, device: torch.device) -> Batch:
     whole = images.batch(subset(len(images), min(samples, len(images)), 0))
     return Batch(x=whole.x.to(device), y=whole.y.to(device), index=whole.index.to(device))
 

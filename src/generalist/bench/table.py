@@ -32,31 +32,39 @@ def heading(report: Report) -> list[str]:
     return lines
 
 
-def table(report: Report) -> Table:
-    """A row a subject; spread is from the fastest block of iterations to the slowest."""
-    shown = Table(title="One training iteration", title_justify="left")
-    shown.add_column("")
+def table(report: Report, *, narrow: bool = False) -> Table:
+    """A row a subject, or a column a subject where the terminal is narrow; spread is from the fastest block of
+    iterations to the slowest."""
     baseline = any(result.name == PUBLISHED for result in report.results)
     columns = ["ms", "spread", "images/s", *(["speed-up"] if baseline else [])]
-    for column in [*columns, "TFLOP/s", "of ceiling", "peak memory", "start-up", "compiling"]:
-        shown.add_column(column, justify="right", no_wrap=True)
+    lines = [["", *columns, "TFLOP/s", "of ceiling", "peak memory", "start-up", "compiling"]]
     for result in report.results:
         record, cells = result.record(report.flops, report.ceiling), []
         if baseline:
             ratio = report.ratios().get(f"{PUBLISHED}/{result.name}", 1.0)
             cells = [f"{ratio:.2f}x"]
-        shown.add_row(
-            escape(_LABELS[result.name]),
-            f"{record['ms_per_iteration']:.2f}",
-            f"{100 * record['spread']:.1f}%",
-            f"{record['images_per_second']:,.0f}",
-            *cells,
-            _or_missing(record["tflops"], "{:.3g}"),
-            _or_missing(record["share_of_ceiling"], "{:.1%}"),
-            _or_missing(result.peak_bytes and result.peak_bytes / 2**30, "{:.2f} GiB"),
-            f"{result.startup_seconds:.1f} s",
-            f"{result.compile_seconds:.1f} s",
+        lines.append(
+            [
+                escape(_LABELS[result.name]),
+                f"{record['ms_per_iteration']:.2f}",
+                f"{100 * record['spread']:.1f}%",
+                f"{record['images_per_second']:,.0f}",
+                *cells,
+                _or_missing(record["tflops"], "{:.3g}"),
+                _or_missing(record["share_of_ceiling"], "{:.1%}"),
+                _or_missing(result.peak_bytes and result.peak_bytes / 2**30, "{:.2f} GiB"),
+                f"{result.startup_seconds:.1f} s",
+                f"{result.compile_seconds:.1f} s",
+            ]
         )
+    if narrow:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    shown = Table(title="One training iteration", title_justify="left")
+    shown.add_column("")
+    for head in lines[0][1:]:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for line in lines[1:]:
+        shown.add_row(*line)
     return shown
 
 

@@ -25,7 +25,8 @@ def clear_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise RunError(
-                f"no space left to write {path}: free some and go on with --resume; earlier files are whole"
+                f"no space left to write {path}: free some and start again (train and evaluate go on with --resume); "
+                "earlier files are whole"
             ) from error
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -114,8 +114,8 @@ def classes_section(found: Collection) -> Section:
     fewest = min(m.total for m in measured)
     widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
     text = (
-        f"Under attack: right in spite of everything that was tried on that network. Classes have few images, {fewest} "
-        f"or more: 95% intervals reach {100 * widest:.0f} points to either side."
+        "Under attack: right in spite of all attacks of one evaluation, the network's largest in that threat. Classes "
+        f"have few images, {fewest} or more: 95% intervals reach {100 * widest:.0f} points to either side."
     )
     section.add(note(text))
     return section

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from generalist._version import __version__
+from generalist.dial import Curve
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.out_of_distribution import FAMILIES
 from generalist.recipe import to_yaml
@@ -113,9 +114,23 @@ def _commands(found: Collection, run: Run) -> list[str]:
         if network.run is run:
             lines += [_evaluate(network, entry) for entry in network.evaluations]
     if run.curve is not None:
-        edge = _edge(len(run.curve.own_gamma), len(run.curve.points))
-        lines.append(called("mix", run, "--curve", str(edge), *(["--test"] if run.curve.points[0].test else [])))
+        lines.append(called("mix", run, *_curve_options(run.curve)))
     return lines
+
+
+def _curve_options(curve: Curve) -> list[str]:
+    first = curve.points[0]
+    counts = [images[NATURAL].total for images in (first.validation, first.test) if images and NATURAL in images]
+    values = {
+        "--curve": _edge(len(curve.own_gamma), len(curve.points)),
+        "--epoch": curve.epoch,
+        "--source": curve.source,
+        "--statistics": curve.statistics,
+        "--steps": curve.steps,
+        "--samples": max(counts),
+    }
+    options = [word for name, value in values.items() for word in (name, str(value))]
+    return [*options, *(["--test"] if first.test else [])]
 
 
 def _evaluate(network: Network, entry: Evaluated) -> str:

@@ -64,7 +64,8 @@ def _card(network: Network) -> Html:
     for column, cell in row.cells.items():
         union, of = parts_of(column)
         if union == UNION_WORST:
-            figures.append(_figure("union", cell, of or "all threats"))
+            strong = column.replace(UNION_WORST, UNION_MEAN, 1) in row.cells  # that one is of AutoAttack alone
+            figures.append(_figure("union", cell, f"{of or 'all threats'}{', AutoAttack' if strong else ''}"))
         elif union == UNION_MEAN:
             figures.append(_figure("mean", cell, of or "over threats: papers' union"))
     about = " · ".join([row.method, row.dataset, row.model, *([f"{row.images} images"] if row.images else [])])

@@ -152,7 +152,7 @@ def _way(found: Collection, network: Network, x: Axis, y: Axis) -> Way | None:
             return None
         points.append((100 * measured[x[1]].value, 100 * measured[y[1]].value, _gammas(point)))
     joined = len(curve.own_gamma) == 2
-    return Way(f"{network.name}, dial", network.row.method, network.series, points, joined)
+    return Way(f"{network.name}, dial by PGD-{curve.steps}", network.row.method, network.series, points, joined)
 
 
 def _gammas(point: Point) -> str:
