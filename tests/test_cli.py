@@ -73,6 +73,7 @@ COMMANDS = {
         "--timeout",
         "--show",
         "--csv",
+        "--svg",
         "--list",
         "--device",
         "--trust-code",

@@ -14,11 +14,12 @@ from cli_helpers import run_main
 from compare_helpers import write_run, write_summary
 
 from generalist import cli_compare
-from generalist.compare import Comparison, compare, method_of
+from generalist.compare import Comparison, compare
 from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.core.errors import GeneralistError, RunError
 from generalist.evaluation.accuracy import Accuracy
+from generalist.method_names import method_of
 from generalist.paper_figures import _table, paper_column, paper_rows
 from generalist.recipe import load_recipe
 

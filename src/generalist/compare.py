@@ -29,21 +29,12 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.directory import SUMMARY
-from generalist.objectives.base import ObjectiveOptions
-from generalist.objectives.norms import SeveralNormsOptions
-from generalist.objectives.trades import TradesOptions
-from generalist.objectives.wrapper import WrapperOptions
+from generalist.method_names import method_of
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe
 from generalist.shift_figures import shift_figures
-from generalist.training.options import LearnerOptions
 
 AUTOATTACK = "aa"
-VARIANTS = {
-    frozenset({"nt", "linf"}): "generalist-d-nt-linf",
-    frozenset({"linf", "l2"}): "generalist-d-linf-l2",
-    frozenset({"nt", "linf", "l2"}): "generalist-t",
-}
 
 
 class Target(NamedTuple):
@@ -155,37 +146,6 @@ def parts_of(column: str) -> tuple[str, str]:
     union = column.startswith((UNION_MEAN, UNION_WORST))
     first, _, second = column.partition(" of " if union else "/")
     return first, second
-
-
-def method_of(learners: Sequence[LearnerOptions]) -> str:
-    """What the papers call this set of learners; else the objectives' names, joined."""
-    if len(learners) == 1:
-        return _baseline(learners[0])
-    kinds = {learner.objective.kind for learner in learners}
-    norms = {learner.threat.norm if learner.threat else "nt" for learner in learners}
-    if kinds <= {"nt", "at"} and len(norms) == len(learners) and (name := VARIANTS.get(frozenset(norms))):
-        return name
-    return "+".join(_baseline(learner) for learner in learners)
-
-
-def _baseline(learner: LearnerOptions) -> str:
-    """The papers' baselines are in linf, and those against several norms in those of the defaults, unless their names
-    say otherwise."""
-    name, beside = _named(learner.objective)
-    norms = [threat.norm for threat in learner.threats()]
-    return name if norms in ([], ["linf", *beside]) else f"{name} ({', '.join(norms)})"
-
-
-def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
-    """An objective's name, and the norms that it takes beside the learner's own where nothing else is asked for."""
-    fields = type(objective).model_fields
-    if isinstance(objective, WrapperOptions):
-        inside, beside = _named(objective.around)
-        usual = fields["around"].default
-        kind = objective.kind
-        return kind if objective.around.kind == getattr(usual, "kind", usual) else f"{kind} around {inside}", beside
-    beside = [threat.norm for threat in fields["beside"].default] if isinstance(objective, SeveralNormsOptions) else []
-    return f"trades-{objective.beta:g}" if isinstance(objective, TradesOptions) else objective.kind, beside
 
 
 def read_summary(path: Path) -> dict[str, Any]:

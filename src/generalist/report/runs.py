@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from generalist.compare import method_of, named, rows_of, run_names
+from generalist.compare import named, rows_of, run_names
 from generalist.comparison_rows import MAX_BYTES, Row
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
 from generalist.evaluation.directory import SUMMARY
+from generalist.method_names import method_of
 from generalist.recipe import Recipe, load_recipe
 from generalist.shift_figures import Shifted, read_shift
 

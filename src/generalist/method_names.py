@@ -1,0 +1,48 @@
+"""What the papers call a run, by its learners; else a name that tells it from theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from generalist.objectives.base import ObjectiveOptions
+from generalist.objectives.norms import SeveralNormsOptions
+from generalist.objectives.trades import TradesOptions
+from generalist.objectives.wrapper import WrapperOptions
+from generalist.training.options import LearnerOptions
+
+VARIANTS = {
+    frozenset({"nt", "linf"}): "generalist-d-nt-linf",
+    frozenset({"linf", "l2"}): "generalist-d-linf-l2",
+    frozenset({"nt", "linf", "l2"}): "generalist-t",
+}
+
+
+def method_of(learners: Sequence[LearnerOptions]) -> str:
+    """What the papers call this set of learners; else the objectives' names, joined."""
+    if len(learners) == 1:
+        return _baseline(learners[0])
+    kinds = {learner.objective.kind for learner in learners}
+    norms = {learner.threat.norm if learner.threat else "nt" for learner in learners}
+    if kinds <= {"nt", "at"} and len(norms) == len(learners) and (name := VARIANTS.get(frozenset(norms))):
+        return name
+    return "+".join(_baseline(learner) for learner in learners)
+
+
+def _baseline(learner: LearnerOptions) -> str:
+    """The papers' baselines are in linf, and those against several norms in those of the defaults, unless their names
+    say otherwise."""
+    name, beside = _named(learner.objective)
+    norms = [threat.norm for threat in learner.threats()]
+    return name if norms in ([], ["linf", *beside]) else f"{name} ({', '.join(norms)})"
+
+
+def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
+    """An objective's name, and the norms that it takes beside the learner's own where nothing else is asked for."""
+    fields = type(objective).model_fields
+    if isinstance(objective, WrapperOptions):
+        inside, beside = _named(objective.around)
+        usual = fields["around"].default
+        kind = objective.kind
+        return kind if objective.around.kind == getattr(usual, "kind", usual) else f"{kind} around {inside}", beside
+    beside = [threat.norm for threat in fields["beside"].default] if isinstance(objective, SeveralNormsOptions) else []
+    return f"trades-{objective.beta:g}" if isinstance(objective, TradesOptions) else objective.kind, beside
