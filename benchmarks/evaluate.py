@@ -2,13 +2,15 @@
 
     python benchmarks/evaluate.py                                # digits, a small network with BatchNorm, linf:0.12
     python benchmarks/evaluate.py --repeat 5                     # in turn, five times: the median of the five ratios
-    python benchmarks/evaluate.py --model RUN --data cifar10 --threat linf:8/255 --samples 1000 --device cuda --json
+    python benchmarks/evaluate.py --model RUN --data cifar10 --threat linf:8/255 --samples 1000 --device cuda \\
+        --precision default fast --oracle-batch-sizes 250 500 1000 --json
 
 It prints seconds, robust accuracies, how many samples get the same verdict, and how many times as fast this library is.
 Ours is what `generalist bench evaluate` measures; pyautoattack runs with the batch size of those given with which it is
 fastest, found by running it with each (its first attack alone is no guide: 250 won there and lost by a fifth). Both
 have PyTorch's flags and threads as they are found; each is warmed up by its first attack (ours, on a GPU, by a whole
-run: its kernels are compiled when they are first needed). `--precision fast` is for ours alone.
+run: its kernels are compiled when they are first needed). `--precision` is for ours alone; two of them share what
+pyautoattack took.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import json
 import logging
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +32,15 @@ from torch import Tensor
 from generalist.bench.evaluate import STANDARD, Case, bench_evaluate, lines, load_case, timed
 from generalist.core.errors import GeneralistError
 
+PACKAGE = "pyautoattack==0.2.0"
+
 
 def run_oracle(case: Case, names: Sequence[str], size: int) -> Tensor:
     """Which samples survive pyautoattack's."""
     try:
         pyautoattack: Any = importlib.import_module("pyautoattack")
     except ImportError:
-        raise GeneralistError("this comparison needs pyautoattack: pip install pyautoattack==0.2.0") from None
+        raise GeneralistError(f"this comparison needs it: pip install {PACKAGE}") from None
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     norm, x, y = case.threat.name.capitalize(), case.batch.x, case.batch.y
     oracle = pyautoattack.AutoAttack(
@@ -48,33 +54,33 @@ def run_oracle(case: Case, names: Sequence[str], size: int) -> Tensor:
     return (torch.cat(answers) == y).cpu()
 
 
-def best_size(work: Callable[[int], Tensor], sizes: Sequence[int], device: torch.device) -> int:
-    """The size with which `work` is fastest, each tried once."""
-    return sizes[0] if len(sizes) == 1 else min(sizes, key=lambda size: timed(lambda: work(size), device)[0].seconds)
+def compare(cases: Sequence[Case], sizes: Sequence[int], *, repeat: int = 1) -> list[dict[str, Any]]:
+    """Every case by ours, which differ in precision alone, and the first by pyautoattack, in turn; one report each.
 
-
-def compare(case: Case, sizes: Sequence[int], *, repeat: int = 1) -> dict[str, Any]:
-    """Both implementations on the same samples, in turn, and what came of it; without `sizes` ours alone.
-
-    Seconds and verdicts are those of the last time; the ratio is the median of all."""
-    report, found = bench_evaluate(case)
+    Seconds and verdicts are those of the last time; the ratio is the median of all. Without `sizes` ours alone."""
     if not sizes:
-        return report
+        return [bench_evaluate(case)[0] for case in cases]
+    case = cases[0]
     sizes = sorted({min(size, len(case.batch.y)) for size in sizes})
     run_oracle(case, case.attacks[:1], sizes[0])  # warms up
-    size = best_size(lambda size: run_oracle(case, case.attacks, size), sizes, case.device)
-    ratios = []
-    for turn in range(repeat):
-        if turn > 0:
-            report, found = bench_evaluate(case)
-        theirs, robust = timed(lambda: run_oracle(case, case.attacks, size), case.device)
-        ratios.append(theirs.seconds / report["ours"]["seconds"])
-    report["oracle"] = theirs.record(robust) | {"batch_size": size, "package": "pyautoattack 0.2.0"}
-    report["ratios"], report["ratio"] = ratios, statistics.median(ratios)
-    report["agreement"] = (found == robust).float().mean().item()
-    report["ours_alone_robust"] = int((found & ~robust).sum())
-    report["oracle_alone_robust"] = int((robust & ~found).sum())
-    return report
+    ratios: list[list[float]] = [[] for _ in cases]
+    seconds = dict[int, float]()
+    for _ in range(repeat):
+        ours = [bench_evaluate(case) for case in cases]
+        theirs = {size: timed(partial(run_oracle, case, case.attacks, size), case.device) for size in sizes}
+        seconds |= {size: times.seconds for size, (times, _) in theirs.items()}
+        sizes = [min(theirs, key=lambda size: theirs[size][0].seconds)]  # the others are not tried again
+        times, robust = theirs[sizes[0]]
+        for known, (report, _) in zip(ratios, ours, strict=True):
+            known.append(times.seconds / report["ours"]["seconds"])
+    oracle = times.record(robust) | {"batch_size": sizes[0], "seconds_by_batch_size": seconds, "package": PACKAGE}
+    return [
+        report
+        | {"oracle": oracle, "ratios": known, "ratio": statistics.median(known)}
+        | {"agreement": (found == robust).float().mean().item()}
+        | {"ours_alone_robust": int((found & ~robust).sum()), "oracle_alone_robust": int((robust & ~found).sum())}
+        for (report, found), known in zip(ours, ratios, strict=True)
+    ]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -86,6 +92,9 @@ def show(report: dict[str, Any]) -> None:
         print(
             f"pyautoattack: {one['seconds']:.2f} s ({one['cpu_seconds']:.2f} s of CPU), batch size {one['batch_size']}"
         )
+        tried = [f"{size}: {seconds:.2f} s" for size, seconds in one["seconds_by_batch_size"].items()]
+        if len(tried) > 1:
+            print(f"tried with batch sizes {', '.join(tried)}")
         print(f"its robust accuracy {100 * one['robust_accuracy']:.2f}%")
         each = ", ".join(f"{ratio:.2f}" for ratio in report["ratios"])
         of = f" (median of {each})" if len(report["ratios"]) > 1 else ""
@@ -103,12 +112,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--attacks", type=lambda text: text.split(","), default=list(STANDARD), metavar="A,B")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, help="CPU threads; left out, as many as PyTorch chooses")
-    parser.add_argument("--precision", choices=["default", "fast"], default="default", help="ours")
+    parser.add_argument("--precision", choices=["default", "fast"], nargs="+", default=["default"], help="ours")
     parser.add_argument("--batch-size", type=int, help="ours; left out, what evaluation chooses itself")
     parser.add_argument("--no-oracle", action="store_true", help="ours only, for many samples")
     parser.add_argument("--oracle-batch-sizes", type=int, nargs="+", default=[100, 250, 500])
     parser.add_argument("--repeat", type=int, default=1, help="measure both in turn so often, for a machine with noise")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, a report for each precision")
     options = parser.parse_args(arguments)
     if min(options.threads or 1, options.repeat, *options.oracle_batch_sizes) < 1:
         parser.error("--threads, --repeat and batch sizes must be at least 1")
@@ -127,16 +136,20 @@ def main() -> None:
             threat=options.threat,
             attacks=options.attacks,
             device=options.device,
-            precision=options.precision,
             batch_size=options.batch_size,
         )
-        report = compare(case, [] if options.no_oracle else options.oracle_batch_sizes, repeat=options.repeat)
+        cases = [
+            replace(case, precision=precision, about=case.about | {"precision": precision})
+            for precision in dict.fromkeys(options.precision)
+        ]
+        reports = compare(cases, [] if options.no_oracle else options.oracle_batch_sizes, repeat=options.repeat)
     except GeneralistError as error:
         raise SystemExit(f"error: {error}") from None
     if options.json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps({report["precision"]: report for report in reports}, indent=1))
     else:
-        show(report)
+        for report in reports:
+            show(report)
 
 
 if __name__ == "__main__":
