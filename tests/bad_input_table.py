@@ -318,6 +318,7 @@ ROWS = [
     changed("all images for validation", "validation.images=1297", says="hold out"),
     changed("a batch larger than the data", "train.batch_size=5000", says="reduce train.batch_size"),
     changed("a crop larger than the image", "data.augmentation.crop=8", says="data.augmentation.crop below 8"),
+    changed("a shift beside a crop", "data.augmentation.shift=3", says="set crop to 0"),
     changed("a cutout larger than the image", "data.augmentation.cutout=9", says="data.augmentation.cutout below 8"),
     changed("extra images that are not there", "data.extra={file: no.npz, ratio: 0.5}", says="cannot read no.npz"),
     changed("an extra share of 1", "data.extra={file: no.npz, ratio: 1}", says="data.extra.ratio"),

@@ -1,15 +1,19 @@
 """Augmentation against a plain restatement for one sample at a time."""
 
+import math
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import Tensor
 
 from generalist.core.errors import DataError
 from generalist.core.random import integers
-from generalist.data.augment import AugmentOptions, crop_and_flip
+from generalist.data.augment import AugmentOptions, crop_and_flip, recolor
 from generalist.data.sets import ImageSet, from_arrays
 
 COUNT, HEIGHT, WIDTH = 24, 9, 7
+STRONG = AugmentOptions(crop=0, shift=4, cutout=3, erase=0.5, color=1)
 
 
 @pytest.fixture
@@ -19,30 +23,59 @@ def data() -> ImageSet:
 
 
 def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: AugmentOptions) -> Tensor:
-    """Crop out of a zero-padded copy, mirror, blank a square: one pixel at a time, from the definition."""
+    """Other colours, a crop out of a zero-padded copy or a shifted piece, mirrored, with blank areas: one pixel at a
+    time, from the definition."""
 
-    def number(high: int, purpose: str) -> int:
-        return int(integers(high, seed, f"augment/{purpose}", torch.tensor([sample]), epoch))
+    def number(high: int, purpose: str, scale: int | None = None) -> int:
+        drawn = int(integers(scale or high, seed, f"augment/{purpose}", torch.tensor([sample]), epoch))
+        return drawn * high // scale if scale else drawn
 
+    if options.color:
+        reach = round(1024 * options.color)
+        factors = [1024 - reach + number(2 * reach + 1, name) for name in ("brightness", "contrast", "saturation")]
+        image = recolored(image, *factors)
     pad = options.crop
     top, left = (number(2 * pad + 1, side) if pad else 0 for side in ("top", "left"))
     flip = bool(number(2, "flip")) if options.flip else False
-    out = torch.zeros(3, HEIGHT, WIDTH)
-    for row in range(HEIGHT):
-        for column in range(WIDTH):
-            source_row = row + top - pad
-            source_column = (WIDTH - 1 - column if flip else column) + left - pad
-            if 0 <= source_row < HEIGHT and 0 <= source_column < WIDTH:
-                out[:, row, column] = image[:, source_row, source_column].double().div(255).float()
+    padded = torch.zeros(3, HEIGHT + 2 * pad, WIDTH + 2 * pad)
+    padded[:, pad : pad + HEIGHT, pad : pad + WIDTH] = image.double().div(255).float()
+    out = padded[:, top : top + HEIGHT, left : left + WIDTH].clone()
+    if options.shift:
+        lost = number(options.shift + 1, "shift")
+        rows, columns = HEIGHT - lost, WIDTH - lost
+        top, left, to_top, to_left = (
+            number(lost + 1, f"shift-{name}", scale=2**31) for name in ("top", "left", "to-top", "to-left")
+        )
+        piece = out[:, top : top + rows, left : left + columns].clone()
+        out = torch.zeros_like(out)
+        out[:, to_top : to_top + rows, to_left : to_left + columns] = piece
+    out = out.flip(-1) if flip else out
     if options.cutout:
-        centre_row, centre_column = number(HEIGHT, "cutout-top"), number(WIDTH, "cutout-left")
-        for row in range(centre_row - options.cutout // 2, centre_row - options.cutout // 2 + options.cutout):
-            for column in range(
-                centre_column - options.cutout // 2, centre_column - options.cutout // 2 + options.cutout
-            ):
-                if 0 <= row < HEIGHT and 0 <= column < WIDTH:
-                    out[:, row, column] = 0
+        row, column = (number(n, f"cutout-{s}") - options.cutout // 2 for n, s in ((HEIGHT, "top"), (WIDTH, "left")))
+        out[:, max(row, 0) : row + options.cutout, max(column, 0) : column + options.cutout] = 0
+    if options.erase and number(2**24, "erase") < options.erase * 2**24:
+        rows = 1 + number(HEIGHT * 5 // 8, "erase-rows")
+        columns = 1 + number(WIDTH * 5 // 8, "erase-columns")
+        row = number(HEIGHT - rows + 1, "erase-top", scale=2**31)
+        column = number(WIDTH - columns + 1, "erase-left", scale=2**31)
+        out[:, row : row + rows, column : column + columns] = 0
     return out
+
+
+def recolored(image: Tensor, brightness: int, contrast: int, saturation: int) -> Tensor:
+    """Bytes, by fractions: halves are rounded up."""
+
+    def stretched(value: int, around: int, factor: int) -> int:
+        return min(255, max(0, around + math.floor(Fraction((value - around) * factor, 1024) + Fraction(1, 2))))
+
+    def grey(red: int, green: int, blue: int) -> int:
+        return math.floor(Fraction(77 * red + 150 * green + 29 * blue, 256) + Fraction(1, 2))
+
+    pixels = [[stretched(value, 0, brightness) for value in pixel] for pixel in image.flatten(1).T.tolist()]
+    mean = sum(grey(*pixel) for pixel in pixels) // len(pixels)
+    pixels = [[stretched(value, mean, contrast) for value in pixel] for pixel in pixels]
+    pixels = [[stretched(value, grey(*pixel), saturation) for value in pixel] for pixel in pixels]
+    return torch.tensor(pixels, dtype=torch.uint8).T.reshape(image.shape)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +87,12 @@ def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: Augm
         AugmentOptions(crop=3, flip=True, cutout=4),
         AugmentOptions(crop=0, flip=False, cutout=3),
         AugmentOptions(crop=0, flip=False),
+        AugmentOptions(crop=0, flip=False, shift=5),
+        AugmentOptions(crop=0, flip=True, shift=6),
+        AugmentOptions(crop=0, flip=False, erase=1),
+        AugmentOptions(crop=1, flip=True, erase=0.6),
+        AugmentOptions(crop=0, flip=False, color=0.5),
+        STRONG,
     ],
 )
 def test_equals_the_restatement(data: ImageSet, options: AugmentOptions) -> None:
@@ -63,8 +102,8 @@ def test_equals_the_restatement(data: ImageSet, options: AugmentOptions) -> None
         assert torch.equal(batch.x[sample], expected), sample
 
 
-def test_same_for_any_batch_and_order(data: ImageSet) -> None:
-    options = AugmentOptions(cutout=3)
+@pytest.mark.parametrize("options", [AugmentOptions(cutout=3), STRONG])
+def test_same_for_any_batch_and_order(data: ImageSet, options: AugmentOptions) -> None:
     whole = data.augmented(torch.arange(COUNT), epoch=1, seed=5, options=options)
     shuffled = torch.arange(COUNT).flip(0)[torch.arange(COUNT) * 5 % COUNT]
     for part in shuffled.split(7):
@@ -96,22 +135,57 @@ def test_every_corner_and_both_flips_are_drawn(data: ImageSet) -> None:
     assert drawn["flip"].dtype == torch.bool
 
 
-def test_a_mask_follows_its_sample(data: ImageSet) -> None:
-    options = AugmentOptions(crop=2)
+@pytest.mark.parametrize("options", [AugmentOptions(crop=2), AugmentOptions(crop=0, shift=4)])
+def test_a_mask_follows_its_sample(data: ImageSet, options: AugmentOptions) -> None:
     batch = data.augmented(torch.arange(COUNT), epoch=0, seed=0, options=options)
     mask = data.batch(torch.arange(COUNT)).x > 0.5
-    assert torch.equal(crop_and_flip(mask, batch.augmentation, padding=2), batch.x > 0.5)
+    assert torch.equal(crop_and_flip(mask, batch.augmentation, padding=options.crop), batch.x > 0.5)
+
+
+def test_a_shift_shows_pieces_of_every_size_and_a_rectangle_is_as_frequent_as_asked(data: ImageSet) -> None:
+    options = AugmentOptions(crop=0, flip=False, shift=3, erase=0.25)
+    drawn = [data.augmented(torch.arange(COUNT), epoch=e, seed=0, options=options).augmentation for e in range(40)]
+    lost = torch.cat([d["lost"] for d in drawn])
+    assert set(lost.tolist()) == {0, 1, 2, 3}
+    places = torch.stack([torch.cat([d[name] for d in drawn]) for name in ("to_top", "to_left")])
+    assert (places >= 0).all() and (places <= lost).all() and (places == lost).any() and (places == 0).any()
+    assert 0.2 < (torch.cat([d["erase_rows"] for d in drawn]) > 0).float().mean() < 0.3
+
+
+def test_grey_images_have_no_saturation_and_floats_become_bytes() -> None:
+    images = integers(256, 0, "test/images", shape=(COUNT, 1, HEIGHT, WIDTH)).to(torch.uint8)
+    options = AugmentOptions(crop=0, flip=False, color=0.5)
+    grey, index = from_arrays(images, torch.arange(COUNT) % 5), torch.arange(COUNT)
+    bytes_ = grey.augmented(index, epoch=0, seed=0, options=options)
+    floats = from_arrays(images.float() / 255, torch.arange(COUNT) % 5)
+    assert torch.equal(floats.augmented(index, epoch=0, seed=0, options=options).x, bytes_.x)
+    unsaturated = bytes_.augmentation | {"saturation": torch.full((COUNT,), 1024)}
+    assert torch.equal(recolor(images, unsaturated), recolor(images, bytes_.augmentation))
+    assert not torch.equal(recolor(images, unsaturated), images)
 
 
 def test_refuses_to_lose_the_image(data: ImageSet) -> None:
-    for options in (AugmentOptions(crop=WIDTH), AugmentOptions(crop=0, cutout=WIDTH)):
+    for wrong in ({"crop": WIDTH}, {"crop": 0, "cutout": WIDTH}, {"crop": 0, "shift": WIDTH}):
+        options = AugmentOptions(**wrong)
         with pytest.raises(DataError, match=f"below {WIDTH}"):
             data.augmented(torch.arange(2), epoch=0, seed=0, options=options)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"crop": -1}, {"cutout": -1}, {"crop": 1.5}, {"scale": [0.5, 0.2]}, {"scale": [0.5]}, {"ratio": [0, 1]}, {"x": 1}],
+    [
+        {"crop": -1},
+        {"cutout": -1},
+        {"crop": 1.5},
+        {"shift": 3},
+        {"crop": 0, "shift": -1},
+        {"erase": 1.5},
+        {"color": -0.1},
+        {"scale": [0.5, 0.2]},
+        {"scale": [0.5]},
+        {"ratio": [0, 1]},
+        {"x": 1},
+    ],
 )
 def test_option_refusals(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
@@ -119,8 +193,8 @@ def test_option_refusals(wrong: dict[str, object]) -> None:
 
 
 @pytest.mark.gpu
-def test_same_on_a_gpu(data: ImageSet) -> None:
-    options = AugmentOptions(cutout=3)
+@pytest.mark.parametrize("options", [AugmentOptions(cutout=3), STRONG])
+def test_same_on_a_gpu(data: ImageSet, options: AugmentOptions) -> None:
     index = torch.arange(COUNT)
     here = data.augmented(index, epoch=1, seed=5, options=options)
     there = data.to("cuda").augmented(index.cuda(), epoch=1, seed=5, options=options)
@@ -128,8 +202,9 @@ def test_same_on_a_gpu(data: ImageSet) -> None:
 
 
 @pytest.mark.gpu
-def test_can_be_replayed_in_a_graph(data: ImageSet) -> None:
-    resident, options = data.to("cuda"), AugmentOptions(cutout=3)
+@pytest.mark.parametrize("options", [AugmentOptions(cutout=3), STRONG])
+def test_can_be_replayed_in_a_graph(data: ImageSet, options: AugmentOptions) -> None:
+    resident = data.to("cuda")
     index, epoch = torch.arange(COUNT, device="cuda"), torch.tensor(0, device="cuda")
     resident.augmented(index, epoch=epoch, seed=5, options=options)
     torch.cuda.synchronize()

@@ -31,6 +31,7 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"name": "cifar10", "center_crop": 0.5}, "leave it out"),
         ({"name": "cifar10", "workers": 2}, "leave it out"),
         ({"name": "folder", "root": "x", "augmentation": {"cutout": 16}}, "augmentation.cutout"),
+        ({"name": "folder", "root": "x", "augmentation": {"erase": 0.5}}, "augmentation.erase"),
         ({"name": "digits", "resident": False}, "folder"),
         ({"name": "folder", "root": "x", "extra": {"file": "a.npz", "ratio": 0.5}}, "resident: true"),
         ({"extra": {"ratio": 0.5}}, "one of the two"),

@@ -252,7 +252,14 @@ def test_compiled_attack_equals_the_plain_one(quickly_compiled: None, norm: str,
     assert (results[0] - batch.x).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [AugmentOptions(crop=1, flip=False), AugmentOptions(crop=2, cutout=3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        AugmentOptions(crop=1, flip=False),
+        AugmentOptions(crop=2, cutout=3),
+        AugmentOptions(crop=0, shift=3, erase=0.5, color=0.5),
+    ],
+)
 def test_compiled_augmentation_equals_the_plain_one(quickly_compiled: None, options: AugmentOptions) -> None:
     images = load_splits(load_recipe("digits-t").data).train
     compiled = torch.compile(images.augmented, dynamic=False)

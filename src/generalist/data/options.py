@@ -114,10 +114,9 @@ class DataOptions(Options):
         elif self.resident is not True:
             if self.extra is not None:
                 raise ValueError("extra images need all images in memory: set `resident: true`")
-            if self.augmentation.cutout:
-                raise ValueError(
-                    "augmentation.cutout needs images in memory: set `resident: true`, or learners' cutout"
-                )
+            if field := self.augmentation.needs_memory():
+                instead = ", or learners' cutout" if field == "cutout" else ""
+                raise ValueError(f"augmentation.{field} needs images in memory: set `resident: true`{instead}")
         return self
 
     @property

@@ -102,7 +102,7 @@ class ImageSet:
         return Batch(x=to_unit(self.images[index]), y=self.labels[index], index=index)
 
     def augmented(self, index: Tensor, *, epoch: Key, seed: int, options: AugmentOptions) -> Batch:
-        """The images with the crop, flip and cutout that (seed, sample, epoch) draw for them."""
+        """The images with the changes that (seed, sample, epoch) draw for them."""
         _, height, width = self.shape
         options.check_fits(height, width)
         index = index.to(self.images.device)
