@@ -60,6 +60,22 @@ def test_evaluations_lie_in_the_run_and_json_is_all_there_is(
     assert without_times(summary) == without_times(json.loads((folder / "summary.json").read_text()))
 
 
+def test_several_networks_of_a_run_in_one_call(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["evaluate", str(run.path), "--attacks", "natural", "--device", "cpu", "--model", "l2, global@3,l2"]
+    code, out, err = run_main([*args, "--json", "--out", str(tmp_path / "json")], monkeypatch, capsys)
+    assert (code, err) == (0, "")
+    summaries = json.loads(out)
+    assert [summary["subject"] for summary in summaries] == ["l2", "global@3"]
+    for summary, file in zip(summaries, ("l2", "global"), strict=True):
+        alone = evaluate(run.snapshots / "3" / f"{file}.safetensors", "digits", attacks="natural")
+        assert summary["accuracy"]["natural"]["correct"] == alone["natural"].correct
+    code, out, err = run_main([*args, "--out", str(tmp_path / "text")], monkeypatch, capsys)
+    assert (code, err) == (0, "") and out.index("of l2 on 500 images") < out.index("of global@3 on 500 images")
+    assert len(list((tmp_path / "text").iterdir())) == 2
+
+
 def test_a_file_inside_a_run_knows_its_images(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +127,12 @@ def test_shards_and_merge(
         (["--shards", "1"], "write i/n"),
         (["--seed", "-1"], "seed"),
         (["--model", "teacher"], "keeps no learner 'teacher'; choose best, last, global, "),
+        (["--model", "linf,teacher"], "keeps no learner 'teacher'; choose best, last, global, "),
+        (["--model", "linf@9"], "has no snapshot of epoch 9; kept: "),
+        (["--model", "teacher@3"], "keeps no learner 'teacher'; choose best, last, global, "),
+        (["--model", "linf@last"], "write NAME@EPOCH, as in global@90"),
+        (["--model", "@3"], "write NAME@EPOCH, as in global@90"),
+        (["--model", ","], "--model names no network"),
         (["--data", "cifar11"], "unknown data set 'cifar11'"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--merge"], "no records to merge"),

@@ -99,7 +99,8 @@ def train(
 def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: bool = False) -> nn.Module:
     """A network in evaluation mode: of a run, of an exported folder, or of a weights file.
 
-    `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot.
+    `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot; with
+    `@EPOCH`, as in `global@90`, in that epoch's.
     """
     path = weights_file(_path_of(run), which)
     state, about = load_weights(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from generalist.evaluation.directory import merge as merge_shards
 from generalist.evaluation.directory import merge_below
 from generalist.evaluation.plan import PRESETS, Mode, Precision
 from generalist.training.environment import choose_device
+from generalist.weights import weights_file
 
 SLOWEST = 7 * 86_400.0
 """Seconds that the first process to finish waits for the last: parts differ in how long attacks take on them."""
@@ -33,7 +34,9 @@ Names = Annotated[str | None, typer.Option(help="Attacks, by commas: natural,pgd
 
 def evaluate(
     subject: Annotated[str, typer.Argument(help="A run directory, or a weights file.", metavar="RUN|FILE")],
-    model: Annotated[str | None, typer.Option(help="best, last or a learner's name [default: best].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="best, last, or a learner's NAME[@EPOCH]; several by commas [default: best].")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A data set's name [default: the run's own test images].")] = None,
     preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)} [default: standard].")] = None,
     attacks: Names = None,
@@ -61,7 +64,9 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of random starts and of --samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Directory for evaluations [default: RUN/evaluation].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json and nothing else; of several, a list.")
+    ] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe or --data, which run code.")
     ] = False,
@@ -74,40 +79,57 @@ def evaluate(
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
-        if not distributed.tells():  # nothing is run, and one process is enough
-            return
-        summary = merge_below(out or Path(subject))
-    else:
-        arguments: dict[str, Any] = {
-            "which": model or "best",
-            "data": data,
-            "threats": _listed(threats),
-            "attacks": _listed(attacks),
-            "preset": preset or ("standard" if attacks is None else None),
-            "mode": _one_of("mode", mode, ("each", "cascade")),
-            "samples": samples,
-            "batch_size": batch_size,
-            "precision": _one_of("precision", precision, ("default", "fast")),
-            "shards": shards,
-            "seed": seed,
-            "device": device,
-            "out": out or _default_out(Path(subject)),
-            "resume": resume,
-            "corruptions": _listed(corruptions),
-            "perturbations": perturbations,
-            "official": official,
-            "trust_code": trust_code,
-        }
-        summary = _run(subject, arguments, quiet=as_json)
-    _print(summary, as_json=as_json)
+        if distributed.tells():  # nothing is run, and one process is enough
+            _print([merge_below(out or Path(subject))], as_json=as_json)
+        return
+    arguments: dict[str, Any] = {
+        "data": data,
+        "threats": _listed(threats),
+        "attacks": _listed(attacks),
+        "preset": preset or ("standard" if attacks is None else None),
+        "mode": _one_of("mode", mode, ("each", "cascade")),
+        "samples": samples,
+        "batch_size": batch_size,
+        "precision": _one_of("precision", precision, ("default", "fast")),
+        "shards": shards,
+        "seed": seed,
+        "device": device,
+        "out": out or _default_out(Path(subject)),
+        "resume": resume,
+        "corruptions": _listed(corruptions),
+        "perturbations": perturbations,
+        "official": official,
+        "trust_code": trust_code,
+    }
+    summaries = []
+    for which in _networks(Path(subject), model):
+        summaries.append(_run(subject, {**arguments, "which": which}, quiet=as_json))
+        if not as_json:
+            _print(summaries[-1:], as_json=False)
+    if as_json:
+        _print(summaries, as_json=True)
 
 
-def _print(summary: dict[str, Any], *, as_json: bool) -> None:
+def _networks(subject: Path, model: str | None) -> list[str]:
+    """What is evaluated, one after the other; a name that the run does not have is told before the first."""
+    names = list(dict.fromkeys(_listed(model) or [])) if model is not None else ["best"]
+    if not names:
+        raise GeneralistError("--model names no network: leave it out for the best one")
+    if len(names) > 1 and distributed.launched()[1] > 1:
+        raise GeneralistError("under torchrun --model names one network: call it once for each")
+    for name in names:
+        weights_file(subject, name)
+    return names
+
+
+def _print(summaries: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     if not distributed.tells():
         return
     if as_json:
-        sys.stdout.write(json.dumps(summary, indent=2, sort_keys=True) + "\n")
-    else:
+        printed = summaries[0] if len(summaries) == 1 else summaries
+        sys.stdout.write(json.dumps(printed, indent=2, sort_keys=True) + "\n")
+        return
+    for summary in summaries:
         show_evaluation(summary)
 
 

@@ -21,7 +21,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="File or folder to write [default: in RUN/export, named by model and format].")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="best, last or a learner's name [default: best].")] = None,
+    model: Annotated[str | None, typer.Option(help="best, last or a learner's NAME[@EPOCH] [default: best].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what lies there already.")] = False,
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Allow import paths in the recipe, which run code.")

@@ -31,16 +31,21 @@ def weights_file(path: Path, which: str = "best") -> Path:
         return run.model
     if which in {"best", "last"}:
         return run.require().model if which == "best" else run.require().last
-    files = branch_files(str(run.require().path), [which])
-    if which not in files:
-        raise RunError(f"{run.path} keeps no learner {which!r}; choose {', '.join(['best', 'last', *_kept(run)])}")
-    return files[which]
+    name, at, epoch = which.partition("@")
+    if at and not (name and epoch.isascii() and epoch.isdecimal()):
+        raise RunError(f"{which!r} names no network: write NAME@EPOCH, as in global@90")
+    files = branch_files(f"{run.require().path}{at}{epoch}", [name])
+    if name not in files:
+        raise RunError(
+            f"{run.path} keeps no learner {name!r}; choose {', '.join(['best', 'last', *_kept(run, epoch)])}"
+        )
+    return files[name]
 
 
-def _kept(run: RunDirectory) -> list[str]:
-    """The networks in the run's last snapshot."""
-    epochs = run.snapshot_epochs()
-    files = (run.snapshots / str(epochs[-1])).glob("*.safetensors") if epochs else []
+def _kept(run: RunDirectory, epoch: str) -> list[str]:
+    """The networks in the run's snapshot of that epoch, or in its last one."""
+    epochs = [epoch] if epoch else [str(epoch) for epoch in run.snapshot_epochs()]
+    files = (run.snapshots / epochs[-1]).glob("*.safetensors") if epochs else []
     return sorted(path.stem for path in files)
 
 
