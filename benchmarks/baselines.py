@@ -16,36 +16,19 @@ after that time; `--grace G` asks what still runs G minutes later to stop, which
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import json
-import os
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
 
 from baselines_table import AA, NATURAL, PGD, Method, Table, Wanted, evaluation, family_of, read_row, rescaled, trained
+from steps import Step, Steps, add_options, check_options, read_steps
 
 from generalist.attacks.threats import parse_threat
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.named import attack_named
 from generalist.recipe import Recipe, load_recipe
-
-POLL = 0.2
-"""Seconds between two looks at what runs."""
-PATIENCE = 120.0
-"""Seconds that a step which is asked to stop has for its checkpoint."""
-
 
 # -- what is asked for ------------------------------------------------------------------------------------------------
 
@@ -65,17 +48,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--attack", default=AA, help="another one in AutoAttack's place, for a quick try")
     parser.add_argument("--precision", choices=["default", "fast"], default="default", help="of generalist evaluate")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--jobs", type=int, default=1, help="methods side by side")
-    parser.add_argument("--minutes", type=float, help="start no step after so many minutes")
-    parser.add_argument("--grace", type=float, help="and stop what runs so many minutes later")
-    parser.add_argument("--dry-run", action="store_true", help="print the queue with estimated costs, run nothing")
+    add_options(parser, each="methods")
     options = parser.parse_args(arguments)
-    if min(options.epochs, options.samples, options.jobs, options.batch_size or 1) < 1:
-        parser.error("--epochs, --batch-size, --samples and --jobs must be at least 1")
-    if options.grace is not None and options.minutes is None:
-        parser.error("--grace counts from the end of --minutes: give both")
-    if not all((minutes or 0) >= 0 for minutes in (options.minutes, options.grace)):  # nan is neither
-        parser.error("--minutes and --grace must be 0 or more")
+    check_options(parser, options)
+    if min(options.epochs, options.samples, options.batch_size or 1) < 1:
+        parser.error("--epochs, --batch-size and --samples must be at least 1")
     if options.attack in (PGD, NATURAL):
         parser.error(f"--attack {options.attack} is a column already: name another one")
     return options
@@ -122,34 +99,13 @@ def choose_evaluation(options: argparse.Namespace) -> Wanted:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Step:
-    method: Method
-    kind: str
-    """`train`, or the attack of an evaluation."""
-    words: list[str]
-    """The words after `generalist`."""
-
-
-@dataclass
-class Running:
-    step: Step
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
-    since: float
-    began: int
-    """Where its output begins in the log."""
-
-
-class Bench:
+class Bench(Steps):
     """The steps of all methods, below one directory."""
 
     def __init__(self, options: argparse.Namespace, methods: list[Method], wanted: Wanted) -> None:
+        names = [method.name for method in methods]
+        super().__init__(options.out, names, jobs=options.jobs, minutes=options.minutes, grace=options.grace)
         self.options, self.methods, self.wanted = options, methods, wanted
-        self.out: Path = options.out
-        self.began = time.monotonic()
-        self.stopped: int | None = None
-        self.lock: IO[str] | None = None
 
     def run_of(self, method: Method) -> Path:
         return self.out / "runs" / method.name
@@ -176,11 +132,12 @@ class Bench:
         """All three, done or not."""
         plain = evaluation(self.run_of(method), self.wanted, PGD)
         images = plain[1]["images"] if plain else None
-        evaluations = [Step(method, a, self.evaluate_words(method, a, images)) for a in (PGD, self.wanted.attack)]
-        return [Step(method, "train", self.train_words(method)), *evaluations]
+        words = {"train": self.train_words(method)}
+        words |= {a: self.evaluate_words(method, a, images) for a in (PGD, self.wanted.attack)}
+        return [Step(method.name, kind, each, self.run_of(method)) for kind, each in words.items()]
 
-    def next_step(self, method: Method) -> Step | None:
-        """The first one that has not left its result."""
+    def next_step(self, name: str) -> Step | None:
+        method = next(method for method in self.methods if method.name == name)
         run = self.run_of(method)
         train, plain, strong = self.steps_of(method)
         if not trained(run):
@@ -191,7 +148,7 @@ class Bench:
         samples = self.wanted.subset(found[1]["images"])
         return strong if evaluation(run, self.wanted, self.wanted.attack, samples) is None else None
 
-    def check_runs(self) -> None:
+    def check(self) -> None:
         """Runs that are there already were made with these very settings: a table must not mix two."""
         for method in self.methods:
             run = RunDirectory(self.run_of(method))
@@ -204,104 +161,12 @@ class Bench:
                         "another --out"
                     )
 
-    # -- running them -------------------------------------------------------------------------------------------------
-
-    def launch(self, step: Step) -> Running:
-        run, words = RunDirectory(self.run_of(step.method)), list(step.words)
-        if step.kind != "train" or run.exists():
-            words.append("--resume")
-        elif run.path.is_dir():  # killed before it had written its recipe: nothing to resume, and in the way
-            shutil.rmtree(run.path)
-        (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        log = (self.out / "logs" / f"{step.method.name}.log").open("ab")
-        log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
-        log.flush()
-        began = log.tell()
-        assert self.lock is not None, "work holds it"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "generalist", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            pass_fds=[self.lock.fileno()],  # the lock lasts as long as any step, even if this process is killed
-            process_group=0,  # Ctrl-C comes here and is passed on once: twice would cost the checkpoint
-        )
-        self.say(f"{step.method.name}: {shlex.join(words)}")
-        return Running(step, process, log, time.monotonic(), began)
-
-    def finish(self, running: Running) -> str:
-        """Note how a step ended; the reason, where it failed."""
-        running.log.close()
-        code, step, reason = running.process.returncode, running.step, ""
-        seconds = round(time.monotonic() - running.since, 1)
-        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGINT):
-            how = "stopped, to be resumed"
-        elif code != 0:
-            reason = how = self._complaint(running, code)
-        elif (after := self.next_step(step.method)) is not None and after.kind == step.kind:
-            reason = how = f"{step.kind} ended without its result"
-        else:
-            how = "done"
-        line = {"method": step.method.name, "step": step.kind, "exit": code, "seconds": seconds, "reason": reason}
-        with (self.out / "steps.jsonl").open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-        self.say(f"{step.method.name}: {step.kind} {how} after {seconds:.0f} s")
-        return reason
-
-    def _complaint(self, running: Running, code: int) -> str:
-        """The error in a step's output, else how it ended and its last line."""
-        with (self.out / "logs" / f"{running.step.method.name}.log").open("rb") as stream:
-            stream.seek(running.began)
-            lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
-        complaints = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return (complaints or [f"{running.step.kind} ended with code {code}: {(lines or [''])[-1]}"])[-1][:500]
-
-    def work(self) -> None:
-        """Run every step that is due, a few at a time, until all is done or the time is up."""
-        waiting, active = deque(self.methods), list[Running]()
-        while active or (waiting and self.time_left()):
-            while waiting and len(active) < self.options.jobs and self.time_left():
-                if (step := self.next_step(waiting.popleft())) is not None:
-                    active.append(self.launch(step))
-            if active and (self.stopped or self.grace_over()):
-                self._stop(active)
-            time.sleep(POLL)
-            for running in [each for each in active if each.process.poll() is not None]:
-                active.remove(running)
-                failed = self.finish(running)
-                step = self.next_step(running.step.method) if not failed and self.time_left() else None
-                if step is not None:
-                    active.append(self.launch(step))
-                self.write()
-
-    def _stop(self, active: list[Running]) -> None:
-        self.say("asking what runs to stop; the next call goes on")
-        for running in active:
-            running.process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + PATIENCE
-        for running in active:
-            try:
-                running.process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                running.process.kill()
-                running.process.wait()
-
-    def elapsed(self) -> float:
-        return (time.monotonic() - self.began) / 60
-
-    def time_left(self) -> bool:
-        return not self.stopped and (self.options.minutes is None or self.elapsed() < self.options.minutes)
-
-    def grace_over(self) -> bool:
-        return self.options.grace is not None and self.elapsed() >= self.options.minutes + self.options.grace
-
     # -- what it leaves -----------------------------------------------------------------------------------------------
 
     def table(self) -> Table:
         steps = read_steps(self.out / "steps.jsonl")
         rows = [read_row(method, self.run_of(method), self.wanted, steps=steps) for method in self.methods]
-        commands = {m.name: [shlex.join(["generalist", *s.words]) for s in self.steps_of(m)] for m in self.methods}
+        commands = {method.name: [step.command for step in self.steps_of(method)] for method in self.methods}
         command = shlex.join(["python", "benchmarks/baselines.py", *sys.argv[1:]])
         options = self.options
         return Table(
@@ -311,45 +176,6 @@ class Bench:
     def write(self) -> None:
         self.table().write(self.out)
 
-    def say(self, text: str) -> None:
-        print(f"[{self.elapsed():6.1f} min] {text}", flush=True)
-
-
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The steps that have ended. A line that a kill cut short is left out: it says how one step ended, no figure."""
-    found = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
-
-
-def run(bench: Bench) -> None:
-    """All of it, under the directory's lock."""
-    bench.out.mkdir(parents=True, exist_ok=True)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        bench.stopped = number
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    with (bench.out / ".lock").open("w") as bench.lock:
-        waits = False
-        while not bench.stopped:
-            try:
-                fcntl.flock(bench.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waits:
-                    bench.say(f"waiting: a step of an earlier call still runs in {bench.out}")
-                waits = True
-                time.sleep(POLL)
-        else:
-            return
-        bench.check_runs()
-        bench.work()
-        bench.write()
-
 
 def show_queue(bench: Bench) -> None:
     """The queue, and how much longer than AT each takes by the number of passes."""
@@ -358,7 +184,7 @@ def show_queue(bench: Bench) -> None:
         epochs = " + ".join(map(str, method.epochs))
         print(f"{method.name:<22} {epochs:>12} epochs, {'?' if cost is None else cost} times AT")
         for step in bench.steps_of(method):
-            print(f"    {shlex.join(['generalist', *step.words])}")
+            print(f"    {step.command}")
     costs = [method.cost(bench.options.epochs) or 0 for method in bench.methods]
     print(f"in all {sum(costs):.1f} times AT, and {len(costs)} starts and evaluations")
 
@@ -370,7 +196,7 @@ def main() -> None:
         if options.dry_run:
             show_queue(bench)
             return
-        run(bench)
+        bench.run()
     except GeneralistError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

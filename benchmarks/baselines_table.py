@@ -169,7 +169,7 @@ class Row:
 
 def read_row(method: Method, run: Path, wanted: Wanted, *, steps: Sequence[Mapping[str, Any]]) -> Row:
     """The row of a method, from its run and from the log of the steps."""
-    own = [step for step in steps if step["method"] == method.name]
+    own = [step for step in steps if step["name"] == method.name]
     failed = own[-1].get("reason", "") if own else ""
     row = Row(method, "begun" if run.is_dir() else "not started", failed)
     kinds = dict.fromkeys(str(step["step"]) for step in own)

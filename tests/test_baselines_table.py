@@ -173,8 +173,8 @@ def test_rows_are_sorted_and_what_is_lacking_is_named(program: ModuleType, table
 
 
 def test_a_line_cut_short_loses_nothing_else(program: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").write_text('{"method": "at"}\n{"method": "a{"method": "b"}\n{"method": "nt"}\n{"met')
-    assert [step["method"] for step in program.read_steps(tmp_path / "steps.jsonl")] == ["at", "nt"]
+    (tmp_path / "steps.jsonl").write_text('{"name": "at"}\n{"name": "a{"name": "b"}\n{"name": "nt"}\n{"nam')
+    assert [step["name"] for step in program.read_steps(tmp_path / "steps.jsonl")] == ["at", "nt"]
 
 
 def bench_of(program: ModuleType, out: Path, *arguments: str) -> Any:
@@ -196,9 +196,9 @@ def test_runs_of_other_settings_are_refused(program: ModuleType, tmp_path: Path)
     run = bench.run_of(bench.methods[0])
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text(to_yaml(bench.methods[0].resolved))
-    bench.check_runs()
+    bench.check()
     with pytest.raises(GeneralistError, match=r"runs/at was trained with other settings \(train\)"):
-        bench_of(program, tmp_path, "--epochs", "3").check_runs()
+        bench_of(program, tmp_path, "--epochs", "3").check()
 
 
 # -- the whole, on digits ---------------------------------------------------------------------------------------------

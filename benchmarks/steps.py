@@ -1,0 +1,242 @@
+"""Commands of `generalist`, a few at a time, below one directory; what is done is not repeated.
+
+A program says what comes next for each of its names (`next_step`) and what it makes of the results (`write`). Each step
+is a process of its own with its output in OUT/logs/NAME.log and a line in OUT/steps.jsonl when it has ended. The same
+call goes on where an earlier one ended, however it ended; one that still runs is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from generalist.core.run import RunDirectory
+
+POLL = 0.2
+"""Seconds between two looks at what runs."""
+PATIENCE = 120.0
+"""Seconds that a step which is asked to stop has for its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    """Whose step it is."""
+    kind: str
+    """`train`, or what is measured."""
+    words: list[str]
+    """The words after `generalist`."""
+    run: Path
+    """The run that it makes or uses."""
+    resumes: bool = True
+    """Whether it goes on with what an earlier try has left, by --resume."""
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["generalist", *self.words])
+
+
+@dataclass
+class Running:
+    step: Step
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    since: float
+    began: int
+    """Where its output begins in the log."""
+
+
+class Steps:
+    """Base class: `names` in the order in which they are begun."""
+
+    def __init__(
+        self,
+        out: Path,
+        names: Sequence[str],
+        *,
+        jobs: int = 1,
+        minutes: float | None = None,
+        grace: float | None = None,
+    ) -> None:
+        self.out, self.names = out, names
+        self.jobs, self.minutes, self.grace = jobs, minutes, grace
+        self.began = time.monotonic()
+        self.stopped: int | None = None
+        self.lock: IO[str] | None = None
+
+    def next_step(self, name: str) -> Step | None:
+        """The first one that has not left its result; None: all have."""
+        raise NotImplementedError
+
+    def lacks_result(self, step: Step) -> bool:
+        """Whether a step that ended well has not left what it was run for."""
+        after = self.next_step(step.name)
+        return after is not None and after.kind == step.kind
+
+    def check(self) -> None:
+        """Refuse what lies below `out` already and does not go with what is asked."""
+
+    def write(self) -> None:
+        """What has come of it so far; after every step."""
+
+    # -- running them -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All of it, under the directory's lock. SIGINT and SIGTERM stop it, and `stopped` says which."""
+        self.out.mkdir(parents=True, exist_ok=True)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.stopped = number
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        with (self.out / ".lock").open("w") as self.lock:
+            waits = False
+            while not self.stopped:
+                try:
+                    fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not waits:
+                        self.say(f"waiting: a step of an earlier call still runs in {self.out}")
+                    waits = True
+                    time.sleep(POLL)
+            else:
+                return
+            self.check()
+            self.work()
+            self.write()
+
+    def work(self) -> None:
+        """Run every step that is due, a few at a time, until all is done or the time is up."""
+        waiting, active = deque(self.names), list[Running]()
+        while active or (waiting and self.time_left()):
+            while waiting and len(active) < self.jobs and self.time_left():
+                if (step := self.next_step(waiting.popleft())) is not None:
+                    active.append(self.launch(step))
+            if active and (self.stopped or self.grace_over()):
+                self._stop(active)
+            time.sleep(POLL)
+            for running in [each for each in active if each.process.poll() is not None]:
+                active.remove(running)
+                failed = self.finish(running)
+                step = self.next_step(running.step.name) if not failed and self.time_left() else None
+                if step is not None:
+                    active.append(self.launch(step))
+                self.write()
+
+    def launch(self, step: Step) -> Running:
+        run, words = RunDirectory(step.run), list(step.words)
+        if step.kind == "train" and run.path.is_dir() and not run.exists():
+            shutil.rmtree(run.path)  # killed before it had written its recipe: nothing to resume, and in the way
+        elif step.resumes and (step.kind != "train" or run.exists()):
+            words.append("--resume")
+        (self.out / "logs").mkdir(parents=True, exist_ok=True)
+        log = (self.out / "logs" / f"{step.name}.log").open("ab")
+        log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
+        log.flush()
+        began = log.tell()
+        assert self.lock is not None, "run holds it"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "generalist", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            pass_fds=[self.lock.fileno()],  # the lock lasts as long as any step, even if this process is killed
+            process_group=0,  # Ctrl-C comes here and is passed on once: twice would cost the checkpoint
+        )
+        self.say(f"{step.name}: {shlex.join(words)}")
+        return Running(step, process, log, time.monotonic(), began)
+
+    def finish(self, running: Running) -> str:
+        """Note how a step ended; the reason, where it failed."""
+        running.log.close()
+        code, step, reason = running.process.returncode, running.step, ""
+        seconds = round(time.monotonic() - running.since, 1)
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGINT):
+            how = "stopped, to be resumed"
+        elif code != 0:
+            reason = how = self._complaint(running, code)
+        elif self.lacks_result(step):
+            reason = how = f"{step.kind} ended without its result"
+        else:
+            how = "done"
+        line = {"name": step.name, "step": step.kind, "exit": code, "seconds": seconds, "reason": reason}
+        with (self.out / "steps.jsonl").open("a") as stream:
+            stream.write(json.dumps(line | {"command": step.command}) + "\n")
+        self.say(f"{step.name}: {step.kind} {how} after {seconds:.0f} s")
+        return reason
+
+    def _complaint(self, running: Running, code: int) -> str:
+        """The error in a step's output, else how it ended and its last line."""
+        with (self.out / "logs" / f"{running.step.name}.log").open("rb") as stream:
+            stream.seek(running.began)
+            lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
+        complaints = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (complaints or [f"{running.step.kind} ended with code {code}: {(lines or [''])[-1]}"])[-1][:500]
+
+    def _stop(self, active: list[Running]) -> None:
+        self.say("asking what runs to stop; the next call goes on")
+        for running in active:
+            running.process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + PATIENCE
+        for running in active:
+            try:
+                running.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+
+    def elapsed(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    def time_left(self) -> bool:
+        return not self.stopped and (self.minutes is None or self.elapsed() < self.minutes)
+
+    def grace_over(self) -> bool:
+        return self.grace is not None and self.minutes is not None and self.elapsed() >= self.minutes + self.grace
+
+    def say(self, text: str) -> None:
+        print(f"[{self.elapsed():6.1f} min] {text}", flush=True)
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The steps that have ended. A line that a kill cut short is left out: it says how one step ended, no figure."""
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser, *, each: str) -> None:
+    """The options of how steps are run; `each`: what the names are."""
+    parser.add_argument("--jobs", type=int, default=1, help=f"{each} side by side")
+    parser.add_argument("--minutes", type=float, help="start no step after so many minutes")
+    parser.add_argument("--grace", type=float, help="and stop what runs so many minutes later")
+    parser.add_argument("--dry-run", action="store_true", help="print the queue, run nothing")
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.jobs < 1:
+        parser.error("--jobs must be at least 1")
+    if options.grace is not None and options.minutes is None:
+        parser.error("--grace counts from the end of --minutes: give both")
+    if not all((minutes or 0) >= 0 for minutes in (options.minutes, options.grace)):  # nan is neither
+        parser.error("--minutes and --grace must be 0 or more")
