@@ -6,7 +6,8 @@
 
 The file has `experiments`, each with a `recipe`, changes to it (`set`), what it starts from (`from`), what is measured
 (`evaluate`, the words after `generalist evaluate RUN`) and why it is run (`about`). A `set` and an `evaluate` beside
-`experiments` are for all: an experiment's own changes come after those, its own `evaluate` takes the other's place.
+`experiments` are for all: an experiment's own changes come after those, its own `evaluate` takes the other's place. One
+with `seeds` is run with each of them, as NAME-SEED, and the table has the mean and the standard deviation.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
 ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,
@@ -19,8 +20,9 @@ import argparse
 import json
 import re
 import shlex
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,10 @@ class Experiment(Options):
     """The words after `generalist evaluate RUN`, a line for each call."""
     about: str = ""
     """Why it is run."""
+    seeds: list[int] = Field(default_factory=list)
+    """Once with each of them; left out: with the recipe's own."""
+    group: str | None = None
+    """The name that its seeds share; it is filled in."""
 
 
 class Plan(Options):
@@ -67,6 +73,7 @@ def read_plan(path: Path) -> Plan:
         plan = Plan.model_validate(yaml.safe_load(path.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         raise GeneralistError(f"{path}: {error}") from None
+    plan = plan.model_copy(update={"experiments": dict(each_seed(plan.experiments))})
     for name, experiment in plan.experiments.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
             raise GeneralistError(f"{path}: {name!r} must be made of letters, digits, '-', '_' and '.'")
@@ -75,6 +82,16 @@ def read_plan(path: Path) -> Plan:
         except GeneralistError as error:
             raise GeneralistError(f"{path}: {name}: {error}") from None
     return plan
+
+
+def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
+    """The experiments, those with seeds once for each."""
+    for name, experiment in experiments.items():
+        if not experiment.seeds:
+            yield name, experiment
+        for seed in experiment.seeds:
+            changes = {**experiment.set, "train.seed": seed}
+            yield f"{name}-{seed}", experiment.model_copy(update={"set": changes, "group": name})
 
 
 def changes_of(plan: Plan, experiment: Experiment) -> list[str]:
@@ -139,6 +156,7 @@ class Experiments(Steps):
         summaries = [json.loads(path.read_text()) for path in sorted(run.path.glob("evaluation/*/summary.json"))]
         return {
             "name": name,
+            "group": experiment.group,
             "about": experiment.about,
             "commands": [step.command for step in self.steps_of(name)],
             "commit": self.options.commit or environment.get("commit"),
@@ -164,20 +182,38 @@ def validation(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each network that was evaluated, in percent; what was not measured has a dash."""
-    networks: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
+    """A line for each network that was evaluated, in percent, and one for those that differ in the seed alone."""
+    networks = {(r["name"], subject): own for r in records for subject, own in figures(r["evaluations"]).items()}
+    groups: dict[tuple[str, str], list[dict[str, float]]] = {}
     for record in records:
-        for found in record["evaluations"]:
-            own = networks.setdefault((record["name"], found["subject"]), {})
-            for name, (correct, total) in found["right"].items():
-                # Natural accuracy comes with every evaluation: that on the most images is told.
-                own[name] = max(own.get(name, (0, 0.0)), (total, 100 * correct / total))
-    columns = list(dict.fromkeys(name for own in networks.values() for name in own))
+        for (name, subject), own in networks.items():
+            if name == record["name"] and record["group"] is not None:
+                groups.setdefault((record["group"], subject), []).append(own)
+    columns = list(dict.fromkeys(column for own in networks.values() for column in own))
     lines = [["experiment", "network", *columns], ["---", "---", *["---:"] * len(columns)]]
     for (name, subject), own in networks.items():
-        cells = [f"{own[column][1]:.2f}" if column in own else "-" for column in columns]
-        lines.append([name, subject, *cells])
+        lines.append([name, subject, *(f"{own[column]:.2f}" if column in own else "-" for column in columns)])
+    for (name, subject), members in groups.items():
+        lines.append([f"{name}, {len(members)} seeds", subject, *(spread(members, column) for column in columns)])
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """By network, in percent. Natural accuracy comes with every evaluation: that on the most images is told."""
+    found: dict[str, dict[str, tuple[int, float]]] = {}
+    for each in evaluations:
+        own = found.setdefault(each["subject"], {})
+        for name, (correct, total) in each["right"].items():
+            own[name] = max(own.get(name, (0, 0.0)), (total, 100 * correct / total))
+    return {subject: {name: value for name, (_, value) in own.items()} for subject, own in found.items()}
+
+
+def spread(members: Sequence[Mapping[str, float]], column: str) -> str:
+    """Mean and standard deviation (of a sample) over those that have the figure."""
+    values = [own[column] for own in members if column in own]
+    if len(values) < 2:
+        return f"{values[0]:.2f}" if values else "-"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

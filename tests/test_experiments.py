@@ -44,16 +44,27 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-def test_every_shipped_experiment_is_a_training_that_can_be_asked_for(program: ModuleType, tmp_path: Path) -> None:
-    plan = program.read_plan(PROGRAMS / "cifar10.yaml")
-    options = program.parse([str(PROGRAMS / "cifar10.yaml"), "--out", str(tmp_path)])
-    experiments = program.Experiments(plan, options)
+@pytest.mark.parametrize("file", ["cifar10.yaml", "mnist.yaml"])
+def test_every_shipped_experiment_is_a_training_that_can_be_asked_for(
+    program: ModuleType, tmp_path: Path, file: str
+) -> None:
+    plan = program.read_plan(PROGRAMS / file)
+    experiments = program.Experiments(plan, program.parse([str(PROGRAMS / file), "--out", str(tmp_path)]))
     assert len(experiments.names) == len(plan.experiments) > 5
     for name in experiments.names:
         train, *evaluations = experiments.steps_of(name)
         assert train.kind == "train" and evaluations and plan.experiments[name].about
         assert experiments.next_step(name) == train
     assert not list(tmp_path.iterdir())
+
+
+def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) -> None:
+    content = {"experiments": {"a": {"recipe": "digits-d", "seeds": [3, 5], "set": {"train.epochs": 2}}}}
+    plan = program.read_plan(written(tmp_path, content))
+    assert {name: (one.set, one.group) for name, one in plan.experiments.items()} == {
+        "a-3": ({"train.epochs": 2, "train.seed": 3}, "a"),
+        "a-5": ({"train.epochs": 2, "train.seed": 5}, "a"),
+    }
 
 
 def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
@@ -86,15 +97,23 @@ def test_refusals(program: ModuleType, tmp_path: Path, content: object, says: st
         program.read_plan(written(tmp_path, content))
 
 
-def test_the_table_tells_the_figure_of_the_most_images(program: ModuleType) -> None:
+def test_the_table_tells_the_figure_of_the_most_images_and_the_mean_over_seeds(program: ModuleType) -> None:
     few = {"subject": "best", "right": {"natural": [10, 10], "aa/linf:0.1": [4, 10]}}
     many = {"subject": "best", "right": {"natural": [180, 200]}}
+    other = {"subject": "best", "right": {"natural": [190, 200]}}
     last = {"subject": "last", "right": {"natural": [50, 200]}}
-    assert program.table([{"name": "a", "evaluations": [few, many]}, {"name": "b", "evaluations": [last]}]) == [
+    records = [
+        {"name": "a-0", "group": "a", "evaluations": [few, many]},
+        {"name": "a-1", "group": "a", "evaluations": [other]},
+        {"name": "b", "group": None, "evaluations": [last]},
+    ]
+    assert program.table(records) == [
         "| experiment | network | natural | aa/linf:0.1 |",
         "| --- | --- | ---: | ---: |",
-        "| a | best | 90.00 | 40.00 |",
+        "| a-0 | best | 90.00 | 40.00 |",
+        "| a-1 | best | 95.00 | - |",
         "| b | last | 25.00 | - |",
+        "| a, 2 seeds | best | 92.50 ± 3.54 | 40.00 |",
     ]
 
 
