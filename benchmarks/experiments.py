@@ -1,17 +1,18 @@
 """Experiments from a file, each a training and its evaluations; what docs/results/log.md is written from.
 
     python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log                     # all of them
-    python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --only 011-at,012-awp --jobs 2 --minutes 25
+    python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --only 011-lr,014-awp --jobs 2 --minutes 25
     python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --dry-run           # the commands alone
 
 The file has `experiments`, each with a `recipe`, changes to it (`set`), what it starts from (`from`), what is measured
-(`evaluate`, the words after `generalist evaluate RUN`) and why it is run (`about`). A `set` and an `evaluate` beside
-`experiments` are for all: an experiment's own changes come after those, its own `evaluate` takes the other's place. One
-with `seeds` is run with each of them, as NAME-SEED, and the table has the mean and the standard deviation.
+(`evaluate`, the words after `generalist evaluate RUN`) and why it is run (`about`). One that is `like` an earlier one
+has all of that one's but what it says itself. A `set` and an `evaluate` beside `experiments` are for all: changes of an
+experiment's own come after those, its own `evaluate` takes the other's place. One with `seeds` is run with each of
+them, as NAME-SEED, and the table has the mean and the standard deviation.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
 ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,
-are written.
+are written. The exit code is 1 where a step has failed.
 """
 
 from __future__ import annotations
@@ -26,25 +27,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError
+import typer
+from pydantic import Field, PrivateAttr, ValidationError
 from steps import Step, Steps, add_options, check_options, read_steps
 
+from generalist.attacks.threats import parse_threat
+from generalist.cli import app
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json, write_text
 from generalist.core.options import Options
+from generalist.core.plain_yaml import load_yaml
 from generalist.core.run import RunDirectory
+from generalist.evaluation.named import attack_named
 from generalist.recipe import load_recipe
 
+NATURAL = "natural"
 TOLD = ("accuracy", "ensemble", "drift", "mixing_gap")
 """What is kept of a validation."""
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
 
 
 class Experiment(Options):
     """One training and what is measured of it."""
 
-    recipe: str
+    recipe: str | None = None
     """A shipped recipe's name, or a file."""
+    like: str | None = None
+    """An earlier experiment: what is not said here is as there."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Fields and their values."""
     source: str | None = Field(default=None, alias="from")
@@ -55,8 +66,8 @@ class Experiment(Options):
     """Why it is run."""
     seeds: list[int] = Field(default_factory=list)
     """Once with each of them; left out: with the recipe's own."""
-    group: str | None = None
-    """The name that its seeds share; it is filled in."""
+    _group: str | None = PrivateAttr(default=None)
+    """The name that its seeds share."""
 
 
 class Plan(Options):
@@ -66,22 +77,57 @@ class Plan(Options):
     evaluate: list[str] = Field(default_factory=list)
     experiments: dict[str, Experiment]
 
+    def changes_of(self, name: str) -> list[str]:
+        """`FIELD=VALUE`, as --set takes them; a later one wins."""
+        changes = {**self.set, **self.experiments[name].set}
+        return [f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in changes.items()]
+
+    def evaluations_of(self, name: str) -> list[list[str]]:
+        """The words of each call after the run."""
+        own = self.experiments[name].evaluate
+        return [shlex.split(words) for words in (self.evaluate if own is None else own)]
+
 
 def read_plan(path: Path) -> Plan:
-    """The file, checked: names are file names, and every recipe can be read."""
+    """The file, with what is like another filled in and seeds apart; every command is checked before any is run."""
     try:
-        plan = Plan.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         raise GeneralistError(f"{path}: {error}") from None
-    plan = plan.model_copy(update={"experiments": dict(each_seed(plan.experiments))})
-    for name, experiment in plan.experiments.items():
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
-            raise GeneralistError(f"{path}: {name!r} must be made of letters, digits, '-', '_' and '.'")
+    try:
+        plan = Plan.model_validate(load_yaml(text, str(path)))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise GeneralistError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    experiments = dict[str, Experiment]()
+    for name, experiment in each_seed(filled_in(plan.experiments)):
+        if name in experiments:
+            raise GeneralistError(f"{path}: two experiments are called {name!r}")
+        experiments[name] = experiment
+    plan = plan.model_copy(update={"experiments": experiments})
+    for name in experiments:
         try:
-            load_recipe(experiment.recipe, overrides=changes_of(plan, experiment))
+            check_experiment(plan, name)
         except GeneralistError as error:
             raise GeneralistError(f"{path}: {name}: {error}") from None
     return plan
+
+
+def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """Each with what it has from the one that it is like."""
+    whole = dict[str, Experiment]()
+    for name, own in experiments.items():
+        if own.like is not None:
+            if own.like not in whole:
+                raise GeneralistError(f"{name}: like {own.like!r}, but no experiment before it is called so")
+            below = whole[own.like]
+            inherited = {"set": {**below.set, **own.set}}
+            for field in ("recipe", "source", "evaluate"):
+                if getattr(own, field) is None:
+                    inherited[field] = getattr(below, field)
+            own = own.model_copy(update=inherited)
+        whole[name] = own
+    return whole
 
 
 def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
@@ -90,79 +136,128 @@ def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Expe
         if not experiment.seeds:
             yield name, experiment
         for seed in experiment.seeds:
-            changes = {**experiment.set, "train.seed": seed}
-            yield f"{name}-{seed}", experiment.model_copy(update={"set": changes, "group": name})
+            one = experiment.model_copy(update={"set": {**experiment.set, "train.seed": seed}})
+            one._group = name
+            yield f"{name}-{seed}", one
 
 
-def changes_of(plan: Plan, experiment: Experiment) -> list[str]:
-    """`FIELD=VALUE`, as --set takes them; a later one wins."""
-    changes = {**plan.set, **experiment.set}
-    return [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in changes.items()]
+def check_experiment(plan: Plan, name: str) -> None:
+    """Refuse a name that is no file's, a recipe that cannot be read, and words that `evaluate` would not take."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise GeneralistError("a name is made of letters, digits, '-', '_' and '.'")
+    experiment = plan.experiments[name]
+    if experiment.recipe is None:
+        raise GeneralistError("it has no recipe, and is not like one that has")
+    load_recipe(experiment.recipe, overrides=plan.changes_of(name))
+    try:
+        evaluations = plan.evaluations_of(name)
+    except ValueError as error:
+        raise GeneralistError(f"evaluate: {error}") from None
+    if experiment.source in {other._group for other in plan.experiments.values()} - {None}:
+        raise GeneralistError(f"from {experiment.source!r}, which has several seeds: name one of them")
+    for words in evaluations:
+        check_evaluation(words)
+
+
+def check_evaluation(words: Sequence[str]) -> None:
+    """Refuse what `generalist evaluate RUN` would."""
+    group: Any = typer.main.get_command(app)
+    try:
+        asked = group.commands["evaluate"].make_context("evaluate", ["RUN", *words]).params
+    except Exception as error:  # typer's classes for this differ from version to version
+        raise GeneralistError(f"evaluate: {getattr(error, 'format_message', error.__str__)()}") from None
+    for attack in map(str.strip, (asked["attacks"] or NATURAL).split(",")):
+        if attack != NATURAL:
+            attack_named(attack)
+    for threat in (asked["threats"] or "linf:8/255").split(","):
+        parse_threat(threat.strip())
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
 
 
 class Experiments(Steps):
     """The steps of all experiments, below one directory."""
 
     def __init__(self, plan: Plan, options: argparse.Namespace) -> None:
-        names = list(plan.experiments) if options.only is None else options.only
+        names = list(plan.experiments) if options.only is None else list(dict.fromkeys(options.only))
         if unknown := [name for name in names if name not in plan.experiments]:
             raise GeneralistError(f"unknown {', '.join(unknown)}; there are {', '.join(plan.experiments)}")
         super().__init__(options.out, names, jobs=options.jobs, minutes=options.minutes, grace=options.grace)
         self.plan, self.options = plan, options
+        self.noted = {"commit": options.commit, "jobs": options.jobs}
 
     def run_of(self, name: str) -> Path:
         return self.out / "runs" / name
 
-    # -- which steps there are ----------------------------------------------------------------------------------------
-
     def steps_of(self, name: str) -> list[Step]:
         """All of an experiment, done or not."""
         experiment, run = self.plan.experiments[name], self.run_of(name)
-        changes = [word for change in changes_of(self.plan, experiment) for word in ("--set", change)]
-        source = ["--from", self._source(experiment.source)] if experiment.source is not None else []
+        assert experiment.recipe is not None, "read_plan has checked it"
+        changes = [word for change in self.plan.changes_of(name) for word in ("--set", change)]
         device = ["--device", self.options.device] if self.options.device != "auto" else []
+        source = []
+        if experiment.source is not None:
+            known, at, epoch = experiment.source.partition("@")
+            source = ["--from", f"{self.run_of(known)}{at}{epoch}" if self._origin(name) else experiment.source]
         train = ["train", experiment.recipe, *changes, *source, *device, "--out", str(run)]
-        asked = self.plan.evaluate if experiment.evaluate is None else experiment.evaluate
-        evaluations = [["evaluate", str(run), *shlex.split(words), *device] for words in asked]
-        measured = [Step(name, f"evaluate-{i}", words, run) for i, words in enumerate(evaluations, start=1)]
+        asked = enumerate(self.plan.evaluations_of(name), start=1)
+        measured = [Step(name, f"evaluate-{i}", ["evaluate", str(run), *words, *device], run) for i, words in asked]
         return [Step(name, "train", train, run), *measured]
 
-    def _source(self, text: str) -> str:
-        name, at, epoch = text.partition("@")
-        return f"{self.run_of(name)}{at}{epoch}" if name in self.plan.experiments else text
+    def _origin(self, name: str) -> str | None:
+        """The experiment that it starts from."""
+        origin = (self.plan.experiments[name].source or "").partition("@")[0]
+        return origin if origin in self.plan.experiments else None
+
+    def done(self, name: str) -> dict[str, dict[str, Any]]:
+        """The steps of the run as it is that have ended well: their lines by their commands."""
+        found = dict[str, dict[str, Any]]()
+        if not RunDirectory(self.run_of(name)).last.is_file():
+            return found
+        for line in self.lines_of(name):
+            if line["exit"] == 0:
+                # What was measured before a training is of other weights.
+                found = {line["command"]: line} if line["step"] == "train" else found | {line["command"]: line}
+        return found
+
+    def lines_of(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in read_steps(self.out / "steps.jsonl") if line["name"] == name]
 
     def next_step(self, name: str) -> Step | None:
-        done = {line.get("command") for line in read_steps(self.out / "steps.jsonl") if line.get("exit") == 0}
+        done = self.done(name)
         return next((step for step in self.steps_of(name) if step.command not in done), None)
 
+    def waits_for(self, name: str) -> str | None:
+        origin = self._origin(name)
+        if origin is None or self.done(name) or self.steps_of(origin)[0].command in self.done(origin):
+            return None
+        return origin
+
     def lacks_result(self, step: Step) -> bool:
-        return False  # a command that ended well is done
+        return not RunDirectory(step.run).last.is_file()
 
     # -- what it leaves -----------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        records = [record for name in self.names if (record := self.record(name)) is not None]
+        records = [record for name in self.plan.experiments if (record := self.record(name)) is not None]
         for record in records:
             write_json(self.out / f"{record['name']}.json", record)
         write_text(self.out / "experiments.md", "".join(f"{line}\n" for line in table(records)))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """What is known of an experiment; None before its first step has ended."""
-        ended = [line for line in read_steps(self.out / "steps.jsonl") if line["name"] == name]
-        if not ended:
+        """What is known of an experiment; None before its training is done. Commands are those that were run."""
+        done = self.done(name)
+        if not done:
             return None
         run, experiment = RunDirectory(self.run_of(name)), self.plan.experiments[name]
-        environment = json.loads(run.environment.read_text()) if run.environment.is_file() else {}
         summaries = [json.loads(path.read_text()) for path in sorted(run.path.glob("evaluation/*/summary.json"))]
         return {
             "name": name,
-            "group": experiment.group,
+            "group": experiment._group,
             "about": experiment.about,
-            "commands": [step.command for step in self.steps_of(name)],
-            "commit": self.options.commit or environment.get("commit"),
-            "environment": environment,
-            "steps": [{key: line[key] for key in ("step", "exit", "seconds", "reason")} for line in ended],
-            "shared_by": self.jobs,
+            "environment": json.loads(run.environment.read_text()),
+            "steps": [{key: line[key] for key in ("command", "seconds", "commit", "jobs")} for line in done.values()],
             "evaluations": [told(summary) for summary in summaries],
             "validations": [validation(line) for line in run.read_metrics() if "validation" in line],
         }
@@ -170,10 +265,11 @@ class Experiments(Steps):
 
 def told(summary: dict[str, Any]) -> dict[str, Any]:
     """What is kept of an evaluation."""
-    figures = {name: [cell["correct"], cell["total"]] for name, cell in summary["accuracy"].items()}
+    right = {name: [cell["correct"], cell["total"]] for name, cell in summary["accuracy"].items()}
     whole = summary["samples"] == summary["images"]
     images = f"all {summary['images']}" if whole else f"{summary['samples']} of {summary['images']}, drawn by a seed"
-    return {"subject": summary["subject"], "images": images, "right": figures, "seconds": summary["seconds"]}
+    kept = {key: summary["identity"][key] for key in ("seed", "precision")}
+    return {"subject": summary["subject"], "images": images, "right": right, "seconds": summary["seconds"], **kept}
 
 
 def validation(line: dict[str, Any]) -> dict[str, Any]:
@@ -199,21 +295,25 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By network, in percent. Natural accuracy comes with every evaluation: that on the most images is told."""
+    """By network, in percent: of several evaluations by one attack that on the most images, else the lowest."""
     found: dict[str, dict[str, tuple[int, float]]] = {}
     for each in evaluations:
         own = found.setdefault(each["subject"], {})
         for name, (correct, total) in each["right"].items():
-            own[name] = max(own.get(name, (0, 0.0)), (total, 100 * correct / total))
-    return {subject: {name: value for name, (_, value) in own.items()} for subject, own in found.items()}
+            own[name] = max(own.get(name, (0, 0.0)), (total, -100 * correct / total))
+    return {subject: {name: -value for name, (_, value) in own.items()} for subject, own in found.items()}
 
 
 def spread(members: Sequence[Mapping[str, float]], column: str) -> str:
-    """Mean and standard deviation (of a sample) over those that have the figure."""
+    """Mean and standard deviation (of a sample), and over how many where some lack the figure."""
     values = [own[column] for own in members if column in own]
+    of = "" if len(values) == len(members) else f" ({len(values)})"
     if len(values) < 2:
-        return f"{values[0]:.2f}" if values else "-"
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        return f"{values[0]:.2f}{of}" if values else "-"
+    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}{of}"
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -244,6 +344,9 @@ def main() -> None:
     print(f"table: {experiments.out / 'experiments.md'}")
     if experiments.stopped:
         sys.exit(128 + experiments.stopped)
+    if experiments.failed:
+        print(f"failed: {', '.join(experiments.failed)}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,6 @@ class Step:
     """The words after `generalist`."""
     run: Path
     """The run that it makes or uses."""
-    resumes: bool = True
-    """Whether it goes on with what an earlier try has left, by --resume."""
 
     @property
     def command(self) -> str:
@@ -77,11 +74,19 @@ class Steps:
         self.jobs, self.minutes, self.grace = jobs, minutes, grace
         self.began = time.monotonic()
         self.stopped: int | None = None
+        self.failed: list[str] = []
+        """Names whose last step failed, in this call."""
+        self.noted: dict[str, Any] = {}
+        """What each line of steps.jsonl has besides."""
         self.lock: IO[str] | None = None
 
     def next_step(self, name: str) -> Step | None:
         """The first one that has not left its result; None: all have."""
         raise NotImplementedError
+
+    def waits_for(self, name: str) -> str | None:
+        """The other one whose result it needs and that is not there yet."""
+        return None
 
     def lacks_result(self, step: Step) -> bool:
         """Whether a step that ended well has not left what it was run for."""
@@ -124,30 +129,43 @@ class Steps:
 
     def work(self) -> None:
         """Run every step that is due, a few at a time, until all is done or the time is up."""
-        waiting, active = deque(self.names), list[Running]()
+        waiting, active = list(self.names), list[Running]()
         while active or (waiting and self.time_left()):
-            while waiting and len(active) < self.jobs and self.time_left():
-                if (step := self.next_step(waiting.popleft())) is not None:
+            while len(active) < self.jobs and self.time_left() and (name := self._ready(waiting)) is not None:
+                waiting.remove(name)
+                if (step := self.next_step(name)) is not None:
                     active.append(self.launch(step))
             if active and (self.stopped or self.grace_over()):
                 self._stop(active)
             time.sleep(POLL)
             for running in [each for each in active if each.process.poll() is not None]:
                 active.remove(running)
-                failed = self.finish(running)
-                step = self.next_step(running.step.name) if not failed and self.time_left() else None
-                if step is not None:
+                if self.finish(running):
+                    self.failed.append(running.step.name)
+                elif self.time_left() and (step := self.next_step(running.step.name)) is not None:
                     active.append(self.launch(step))
                 self.write()
+            if not active and waiting and self._ready(waiting) is None:
+                self._give_up(waiting)
+                waiting = []
+
+    def _ready(self, waiting: Sequence[str]) -> str | None:
+        return next((name for name in waiting if self.waits_for(name) is None), None)
+
+    def _give_up(self, waiting: Sequence[str]) -> None:
+        for name in waiting:
+            self.say(f"{name}: not begun, as it needs {self.waits_for(name)}, which is not done")
+        self.failed += waiting
 
     def launch(self, step: Step) -> Running:
         run, words = RunDirectory(step.run), list(step.words)
         if step.kind == "train" and run.path.is_dir() and not run.exists():
             shutil.rmtree(run.path)  # killed before it had written its recipe: nothing to resume, and in the way
-        elif step.resumes and (step.kind != "train" or run.exists()):
-            words.append("--resume")
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        log = (self.out / "logs" / f"{step.name}.log").open("ab")
+        path = self.out / "logs" / f"{step.name}.log"
+        if run.exists() if step.kind == "train" else self._begun(step, path):
+            words.append("--resume")
+        log = path.open("ab")
         log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
         log.flush()
         began = log.tell()
@@ -164,6 +182,11 @@ class Steps:
         self.say(f"{step.name}: {shlex.join(words)}")
         return Running(step, process, log, time.monotonic(), began)
 
+    def _begun(self, step: Step, log: Path) -> bool:
+        """Whether this very command was run before: what another one has left is not this one's to go on with."""
+        begun = (f"$ {step.command}", f"$ {step.command} --resume")
+        return log.is_file() and any(line in begun for line in log.read_text(errors="replace").splitlines())
+
     def finish(self, running: Running) -> str:
         """Note how a step ended; the reason, where it failed."""
         running.log.close()
@@ -179,7 +202,7 @@ class Steps:
             how = "done"
         line = {"name": step.name, "step": step.kind, "exit": code, "seconds": seconds, "reason": reason}
         with (self.out / "steps.jsonl").open("a") as stream:
-            stream.write(json.dumps(line | {"command": step.command}) + "\n")
+            stream.write(json.dumps(line | {"command": step.command} | self.noted) + "\n")
         self.say(f"{step.name}: {step.kind} {how} after {seconds:.0f} s")
         return reason
 

@@ -20,6 +20,7 @@ from generalist.console_evaluation import _show_shift, across_threats, evaluatio
 from generalist.core.run import RunDirectory
 from generalist.evaluation.suite import Moment
 
+ODD = ("linf@last", "@3", "global@03", "best@3", "linf@99999999999", "../3/global@2", "linf@3@3", "linf@3.0")
 SHORT = ["--attacks", "natural,pgd-3,apgd-ce", "--samples", "60", "--device", "cpu"]
 
 
@@ -76,6 +77,16 @@ def test_several_networks_of_a_run_in_one_call(
     assert len(list((tmp_path / "text").iterdir())) == 2
 
 
+def test_a_network_that_is_missing_is_told_before_the_first_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("digits-d", overrides=["train.epochs=1", "model.width=4"], out=tmp_path / "run", device="cpu")
+    run.model.unlink()
+    args = ["evaluate", str(run.path), "--attacks", "natural", "--model", "linf,best", "--out", str(tmp_path / "out")]
+    assert run_main(args, monkeypatch, capsys) == (2, "", f"error: there is no weights file {run.model}\n")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_file_inside_a_run_knows_its_images(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,8 +141,8 @@ def test_shards_and_merge(
         (["--model", "linf,teacher"], "keeps no learner 'teacher'; choose best, last, global, "),
         (["--model", "linf@9"], "has no snapshot of epoch 9; kept: "),
         (["--model", "teacher@3"], "keeps no learner 'teacher'; choose best, last, global, "),
-        (["--model", "linf@last"], "write NAME@EPOCH, as in global@90"),
-        (["--model", "@3"], "write NAME@EPOCH, as in global@90"),
+        *((["--model", name], f"{name.strip()!r} names no network") for name in ODD),
+        (["--merge", "--model", "best"], "--merge joins parts as they lie there"),
         (["--model", ","], "--model names no network"),
         (["--data", "cifar11"], "unknown data set 'cifar11'"),
         (["--device", "tpu"], "unknown device 'tpu'"),

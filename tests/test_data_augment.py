@@ -30,6 +30,7 @@ def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: Augm
         drawn = int(integers(scale or high, seed, f"augment/{purpose}", torch.tensor([sample]), epoch))
         return drawn * high // scale if scale else drawn
 
+    channels, height, width = image.shape
     if options.color:
         reach = round(1024 * options.color)
         factors = [1024 - reach + number(2 * reach + 1, name) for name in ("brightness", "contrast", "saturation")]
@@ -37,27 +38,28 @@ def restated(image: Tensor, sample: int, *, epoch: int, seed: int, options: Augm
     pad = options.crop
     top, left = (number(2 * pad + 1, side) if pad else 0 for side in ("top", "left"))
     flip = bool(number(2, "flip")) if options.flip else False
-    padded = torch.zeros(3, HEIGHT + 2 * pad, WIDTH + 2 * pad)
-    padded[:, pad : pad + HEIGHT, pad : pad + WIDTH] = image.double().div(255).float()
-    out = padded[:, top : top + HEIGHT, left : left + WIDTH].clone()
+    padded = torch.zeros(channels, height + 2 * pad, width + 2 * pad)
+    padded[:, pad : pad + height, pad : pad + width] = image.double().div(255).float()
+    out = padded[:, top : top + height, left : left + width].clone()
     if options.shift:
         lost = number(options.shift + 1, "shift")
-        rows, columns = HEIGHT - lost, WIDTH - lost
-        top, left, to_top, to_left = (
-            number(lost + 1, f"shift-{name}", scale=2**31) for name in ("top", "left", "to-top", "to-left")
-        )
+        narrower = number(lost + 1, "shift-columns", scale=2**31)
+        rows, columns = height - lost + narrower, width - narrower
+        top, to_top = (number(lost - narrower + 1, f"shift-{name}", scale=2**31) for name in ("top", "to-top"))
+        left, to_left = (number(narrower + 1, f"shift-{name}", scale=2**31) for name in ("left", "to-left"))
         piece = out[:, top : top + rows, left : left + columns].clone()
         out = torch.zeros_like(out)
         out[:, to_top : to_top + rows, to_left : to_left + columns] = piece
     out = out.flip(-1) if flip else out
     if options.cutout:
-        row, column = (number(n, f"cutout-{s}") - options.cutout // 2 for n, s in ((HEIGHT, "top"), (WIDTH, "left")))
+        row, column = (number(n, f"cutout-{s}") - options.cutout // 2 for n, s in ((height, "top"), (width, "left")))
         out[:, max(row, 0) : row + options.cutout, max(column, 0) : column + options.cutout] = 0
     if options.erase and number(2**24, "erase") < options.erase * 2**24:
-        rows = 1 + number(HEIGHT * 5 // 8, "erase-rows")
-        columns = 1 + number(WIDTH * 5 // 8, "erase-columns")
-        row = number(HEIGHT - rows + 1, "erase-top", scale=2**31)
-        column = number(WIDTH - columns + 1, "erase-left", scale=2**31)
+        least_rows, least_columns = max(1, height // 8), max(1, width // 8)
+        rows = least_rows + number(max(1, height * 5 // 8 - least_rows + 1), "erase-rows")
+        columns = least_columns + number(max(1, width * 5 // 8 - least_columns + 1), "erase-columns")
+        row = number(height - rows + 1, "erase-top", scale=2**31)
+        column = number(width - columns + 1, "erase-left", scale=2**31)
         out[:, row : row + rows, column : column + columns] = 0
     return out
 
@@ -68,7 +70,10 @@ def recolored(image: Tensor, brightness: int, contrast: int, saturation: int) ->
     def stretched(value: int, around: int, factor: int) -> int:
         return min(255, max(0, around + math.floor(Fraction((value - around) * factor, 1024) + Fraction(1, 2))))
 
-    def grey(red: int, green: int, blue: int) -> int:
+    def grey(*channels: int) -> int:
+        if len(channels) != 3:
+            return sum(channels) // len(channels)
+        red, green, blue = channels
         return math.floor(Fraction(77 * red + 150 * green + 29 * blue, 256) + Fraction(1, 2))
 
     pixels = [[stretched(value, 0, brightness) for value in pixel] for pixel in image.flatten(1).T.tolist()]
@@ -99,6 +104,19 @@ def test_equals_the_restatement(data: ImageSet, options: AugmentOptions) -> None
     batch = data.augmented(torch.arange(COUNT), epoch=3, seed=11, options=options)
     for sample in range(COUNT):
         expected = restated(data.images[sample], sample, epoch=3, seed=11, options=options)
+        assert torch.equal(batch.x[sample], expected), sample
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (2, 20, 33), (1, 8, 8), (1, 1, 6)])
+def test_equals_the_restatement_for_images_of_any_shape(shape: tuple[int, int, int]) -> None:
+    images = from_arrays(
+        integers(256, 0, "test/images", shape=(COUNT, *shape)).to(torch.uint8), [0] * COUNT, layout="NCHW"
+    )
+    shift = min(shape[1:]) - 1
+    options = AugmentOptions(crop=0, shift=shift, erase=0.7, color=0.4)
+    batch = images.augmented(torch.arange(COUNT), epoch=2, seed=7, options=options)
+    for sample in range(COUNT):
+        expected = restated(images.images[sample], sample, epoch=2, seed=7, options=options)
         assert torch.equal(batch.x[sample], expected), sample
 
 
@@ -145,10 +163,13 @@ def test_a_mask_follows_its_sample(data: ImageSet, options: AugmentOptions) -> N
 def test_a_shift_shows_pieces_of_every_size_and_a_rectangle_is_as_frequent_as_asked(data: ImageSet) -> None:
     options = AugmentOptions(crop=0, flip=False, shift=3, erase=0.25)
     drawn = [data.augmented(torch.arange(COUNT), epoch=e, seed=0, options=options).augmentation for e in range(40)]
-    lost = torch.cat([d["lost"] for d in drawn])
-    assert set(lost.tolist()) == {0, 1, 2, 3}
-    places = torch.stack([torch.cat([d[name] for d in drawn]) for name in ("to_top", "to_left")])
-    assert (places >= 0).all() and (places <= lost).all() and (places == lost).any() and (places == 0).any()
+    lost, places = (
+        torch.stack([torch.cat([d[f"{what}_{side}"] for d in drawn]) for side in ("top", "left")])
+        for what in ("lost", "to")
+    )
+    assert {tuple(pair) for pair in lost.T.tolist()} == {(a, b) for a in range(4) for b in range(4) if a + b <= 3}
+    assert (places >= 0).all() and (places <= lost).all()
+    assert {tuple(pair) for pair in zip(lost[0].tolist(), places[0].tolist(), strict=True)} >= {(3, 0), (3, 3), (1, 1)}
     assert 0.2 < (torch.cat([d["erase_rows"] for d in drawn]) > 0).float().mean() < 0.3
 
 
@@ -157,7 +178,8 @@ def test_grey_images_have_no_saturation_and_floats_become_bytes() -> None:
     options = AugmentOptions(crop=0, flip=False, color=0.5)
     grey, index = from_arrays(images, torch.arange(COUNT) % 5), torch.arange(COUNT)
     bytes_ = grey.augmented(index, epoch=0, seed=0, options=options)
-    floats = from_arrays(images.float() / 255, torch.arange(COUNT) % 5)
+    off = 0.4 * (-1) ** torch.arange(WIDTH)  # to the nearest byte, from above and from below
+    floats = from_arrays(((images.float() + off) / 255).clamp(0, 1), torch.arange(COUNT) % 5)
     assert torch.equal(floats.augmented(index, epoch=0, seed=0, options=options).x, bytes_.x)
     unsaturated = bytes_.augmentation | {"saturation": torch.full((COUNT,), 1024)}
     assert torch.equal(recolor(images, unsaturated), recolor(images, bytes_.augmentation))

@@ -32,6 +32,8 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"name": "cifar10", "workers": 2}, "leave it out"),
         ({"name": "folder", "root": "x", "augmentation": {"cutout": 16}}, "augmentation.cutout"),
         ({"name": "folder", "root": "x", "augmentation": {"erase": 0.5}}, "augmentation.erase"),
+        ({"name": "folder", "root": "x", "augmentation": {"color": 0.5}}, "augmentation.color"),
+        ({"name": "folder", "root": "x", "augmentation": {"crop": 0, "shift": 5}}, "augmentation.shift"),
         ({"name": "digits", "resident": False}, "folder"),
         ({"name": "folder", "root": "x", "extra": {"file": "a.npz", "ratio": 0.5}}, "resident: true"),
         ({"extra": {"ratio": 0.5}}, "one of the two"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,9 @@ TINY = {
         },
     },
 }
+
+
+D = {"recipe": "digits-d"}
 
 
 @pytest.fixture
@@ -58,10 +62,18 @@ def test_every_shipped_experiment_is_a_training_that_can_be_asked_for(
     assert not list(tmp_path.iterdir())
 
 
+def test_one_that_is_like_another_has_what_it_does_not_say(program: ModuleType, tmp_path: Path) -> None:
+    first = {"recipe": "digits-d", "set": {"train.epochs": 2, "train.seed": 1}, "evaluate": ["--attacks natural"]}
+    content = {"experiments": {"a": first, "b": {"like": "a", "set": {"train.seed": 2}, "about": "b"}}}
+    second = program.read_plan(written(tmp_path, content)).experiments["b"]
+    assert (second.recipe, second.evaluate, second.about) == ("digits-d", ["--attacks natural"], "b")
+    assert second.set == {"train.epochs": 2, "train.seed": 2}
+
+
 def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) -> None:
     content = {"experiments": {"a": {"recipe": "digits-d", "seeds": [3, 5], "set": {"train.epochs": 2}}}}
     plan = program.read_plan(written(tmp_path, content))
-    assert {name: (one.set, one.group) for name, one in plan.experiments.items()} == {
+    assert {name: (one.set, one._group) for name, one in plan.experiments.items()} == {
         "a-3": ({"train.epochs": 2, "train.seed": 3}, "a"),
         "a-5": ({"train.epochs": 2, "train.seed": 5}, "a"),
     }
@@ -85,11 +97,20 @@ def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
     ("content", "says"),
     [
         ([], "valid dictionary"),
-        ({"experiments": {"a": {}}}, "recipe"),
-        ({"experiments": {"a": {"recipe": "digits-d", "x": 1}}}, "x"),
-        ({"experiments": {"../a": {"recipe": "digits-d"}}}, "must be made of letters"),
+        ({"experiments": {"a": {}}}, "a: it has no recipe"),
+        ({"experiments": {"a": {**D, "x": 1}}}, "experiments.a.x"),
+        ({"experiments": {"a": {**D, "group": "b"}}}, "experiments.a.group"),
+        ({"experiments": {"../a": D}}, "a name is made of letters"),
         ({"experiments": {"a": {"recipe": "digits-e"}}}, "a: "),
-        ({"experiments": {"a": {"recipe": "digits-d", "set": {"train.epoch": 3}}}}, "unknown field"),
+        ({"experiments": {"a": {**D, "set": {"train.epoch": 3}}}}, "unknown field"),
+        ({"experiments": {"a": {"like": "b"}, "b": D}}, "no experiment before it is called so"),
+        ({"experiments": {"a": {**D, "seeds": [0, 1]}, "a-1": D}}, "two experiments are called 'a-1'"),
+        ({"experiments": {"a": {**D, "seeds": [0, 0]}}}, "two experiments are called 'a-0'"),
+        ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a"}}}, "name one of them"),
+        ({"evaluate": ["--attacks 'natural"], "experiments": {"a": D}}, "No closing quotation"),
+        ({"evaluate": ["--atacks natural"], "experiments": {"a": D}}, "--atacks"),
+        ({"evaluate": ["--attacks nope"], "experiments": {"a": D}}, "unknown attack 'nope'"),
+        ({"evaluate": ["--threats linf:8"], "experiments": {"a": D}}, "write 8/255"),
     ],
 )
 def test_refusals(program: ModuleType, tmp_path: Path, content: object, says: str) -> None:
@@ -104,16 +125,16 @@ def test_the_table_tells_the_figure_of_the_most_images_and_the_mean_over_seeds(p
     last = {"subject": "last", "right": {"natural": [50, 200]}}
     records = [
         {"name": "a-0", "group": "a", "evaluations": [few, many]},
-        {"name": "a-1", "group": "a", "evaluations": [other]},
+        {"name": "a-1", "group": "a", "evaluations": [other, {**other, "right": {"natural": [186, 200]}}]},
         {"name": "b", "group": None, "evaluations": [last]},
     ]
     assert program.table(records) == [
         "| experiment | network | natural | aa/linf:0.1 |",
         "| --- | --- | ---: | ---: |",
         "| a-0 | best | 90.00 | 40.00 |",
-        "| a-1 | best | 95.00 | - |",
+        "| a-1 | best | 93.00 | - |",
         "| b | last | 25.00 | - |",
-        "| a, 2 seeds | best | 92.50 ± 3.54 | 40.00 |",
+        "| a, 2 seeds | best | 91.50 ± 2.12 | 40.00 (1) |",
     ]
 
 
@@ -133,24 +154,39 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None
 
     broken = json.loads(json.dumps(TINY))
     broken["experiments"]["002-branch"]["from"] = "001-d@9"
-    first = run(broken, "--commit", "abc")
-    assert first.returncode == 0 and "002-branch: " in first.stdout and "has no snapshot of epoch 9" in first.stdout
-    second = run(TINY, "--jobs", "2")
-    assert second.returncode == 0 and "001-d: train" not in second.stdout and "002-branch: train" in second.stdout
+    alone = run(broken, "--only", "002-branch")
+    assert alone.returncode == 1 and "002-branch: not begun, as it needs 001-d, which is not done" in alone.stdout
+    first = run(broken, "--commit", "abc", "--jobs", "2")
+    assert first.returncode == 1 and "has no snapshot of epoch 9" in first.stdout
+    assert first.stderr.endswith("failed: 002-branch\n")
+    second = run(TINY)
+    assert second.returncode == 0 and "001-d: " not in second.stdout and "002-branch: train" in second.stdout
+    check_record(out)
+    assert json.loads((out / "002-branch.json").read_text())["validations"][-1]["gamma"]["linf"] < 1
+
+    shutil.rmtree(out / "runs" / "001-d")  # trained anew, all of it is measured anew
+    changed = json.loads(json.dumps(TINY))
+    changed["set"]["train.seed"] = 1
+    third = run(changed, "--only", "001-d")
+    assert third.returncode == 0 and third.stdout.count("001-d: evaluate-") == 2
+    table = (out / "experiments.md").read_text()
+    assert "| 001-d | global@2 |" in table and "| 002-branch | best |" in table
+
+
+def check_record(out: Path) -> None:
+    """Every figure is what the run's own files say."""
     record = json.loads((out / "001-d.json").read_text())
-    assert [step["exit"] for step in record["steps"]] == [0, 0, 0] and record["about"] == "the first"
+    assert record["about"] == "the first" and record["environment"]["seed"] == 0
+    assert [step["command"].split()[1] for step in record["steps"]] == ["train", "evaluate", "evaluate"]
+    assert {(step["commit"], step["jobs"]) for step in record["steps"]} == {("abc", 2)}, "a later call changes nothing"
     assert sorted((e["subject"], e["images"]) for e in record["evaluations"]) == [
         ("best", "30 of 500, drawn by a seed"),
         ("best", "all 500"),
         ("global@2", "30 of 500, drawn by a seed"),
     ]
+    paths = (out / "runs" / "001-d" / "evaluation").glob("*/summary.json")
+    summaries = {(s["subject"], s["samples"]): s for s in (json.loads(path.read_text()) for path in paths)}
     for found in record["evaluations"]:
-        folder = out / "runs" / "001-d" / "evaluation"
-        summaries = [json.loads(path.read_text()) for path in folder.glob("*/summary.json")]
-        (summary,) = [
-            s for s in summaries if s["subject"] == found["subject"] and s["samples"] == found["right"]["natural"][1]
-        ]
+        summary = summaries[found["subject"], found["right"]["natural"][1]]
         assert found["right"]["natural"][0] == summary["accuracy"]["natural"]["correct"]
     assert [line["epoch"] for line in record["validations"]] == [2]
-    assert json.loads((out / "002-branch.json").read_text())["validations"][-1]["gamma"]["linf"] < 1
-    assert "| 002-branch | best |" in (out / "experiments.md").read_text()

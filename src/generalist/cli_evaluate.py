@@ -79,6 +79,8 @@ def evaluate(
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
+        if model is not None:
+            raise GeneralistError("--merge joins parts as they lie there: name the evaluation's folder, and no --model")
         if distributed.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
@@ -118,7 +120,8 @@ def _networks(subject: Path, model: str | None) -> list[str]:
     if len(names) > 1 and distributed.launched()[1] > 1:
         raise GeneralistError("under torchrun --model names one network: call it once for each")
     for name in names:
-        weights_file(subject, name)
+        if not (file := weights_file(subject, name)).is_file() and subject.is_dir():
+            raise GeneralistError(f"there is no weights file {file}")
     return names
 
 

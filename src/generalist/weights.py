@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
 from generalist.training.artefacts import branch_files
 
+GLOBALS = ("best", "last")
+"""What `which` may name of the global learner beside those of snapshots."""
 MAX_SIDE = 4096
 """More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
 
@@ -29,16 +32,14 @@ def weights_file(path: Path, which: str = "best") -> Path:
         if which != "best":
             raise RunError(f"{path} is an exported model and holds one network: leave {which!r} out")
         return run.model
-    if which in {"best", "last"}:
+    if which in GLOBALS:
         return run.require().model if which == "best" else run.require().last
     name, at, epoch = which.partition("@")
-    if at and not (name and epoch.isascii() and epoch.isdecimal()):
-        raise RunError(f"{which!r} names no network: write NAME@EPOCH, as in global@90")
+    if not name or "/" in name or (at and (name in GLOBALS or not re.fullmatch(r"[1-9]\d{0,8}", epoch, re.ASCII))):
+        raise RunError(f"{which!r} names no network: write best, last, NAME or NAME@EPOCH, as in global@90")
     files = branch_files(f"{run.require().path}{at}{epoch}", [name])
     if name not in files:
-        raise RunError(
-            f"{run.path} keeps no learner {name!r}; choose {', '.join(['best', 'last', *_kept(run, epoch)])}"
-        )
+        raise RunError(f"{run.path} keeps no learner {name!r}; choose {', '.join([*GLOBALS, *_kept(run, epoch)])}")
     return files[name]
 
 

@@ -38,8 +38,8 @@ class AugmentOptions(Options):
     folders."""
 
     shift: int = Field(default=0, ge=0)
-    """Most rows and columns that are cut off, at random sides; what is left is put anywhere on black (CropShift, Li
-    and Spratling, 2023). In place of `crop`, which must then be 0. Resident sets only, as are `erase` and `color`."""
+    """Most rows and columns, taken together, that are cut off at random sides; what is left is put anywhere on black
+    (after CropShift: Li and Spratling, 2023). In place of `crop`, which must then be 0."""
 
     erase: Fraction = 0.0
     """Probability of a rectangle of zeros within the image, each of its sides a random one of an eighth to five eighths
@@ -113,9 +113,10 @@ def draw(
         drawn["flip"] = number(2, "flip").bool()
     if options.shift:
         lost = number(options.shift + 1, "shift")
-        to_top, to_left = number(lost + 1, "shift-to-top"), number(lost + 1, "shift-to-left")
-        drawn |= {"top": number(lost + 1, "shift-top") - to_top, "left": number(lost + 1, "shift-left") - to_left}
-        drawn |= {"lost": lost, "to_top": to_top, "to_left": to_left}
+        columns = number(lost + 1, "shift-columns")
+        for side, lines in (("top", lost - columns), ("left", columns)):
+            to = number(lines + 1, f"shift-to-{side}")
+            drawn |= {side: number(lines + 1, f"shift-{side}") - to, f"to_{side}": to, f"lost_{side}": lines}
     if options.cutout:
         half = options.cutout // 2
         drawn["cutout_top"] = number(height, "cutout-top") - half
@@ -160,10 +161,10 @@ def crop_and_flip(images: Tensor, drawn: dict[str, Tensor], *, padding: int) -> 
     column = torch.where(drawn["flip"][:, None], width - 1 - column, column)
     rows, columns = drawn["top"][:, None] - padding + row, drawn["left"][:, None] - padding + column
     shown_rows, shown_columns = _within(rows, 0, height), _within(columns, 0, width)
-    if "lost" in drawn:
-        lost, to_top, to_left = (drawn[name][:, None] for name in ("lost", "to_top", "to_left"))
-        shown_rows = _within(row, to_top, to_top + height - lost)
-        shown_columns = _within(column, to_left, to_left + width - lost)
+    if "lost_top" in drawn:
+        to_top, to_left = drawn["to_top"][:, None], drawn["to_left"][:, None]
+        shown_rows = _within(row, to_top, to_top + height - drawn["lost_top"][:, None])
+        shown_columns = _within(column, to_left, to_left + width - drawn["lost_left"][:, None])
     inside = shown_rows[:, None, :, None] & shown_columns[:, None, None, :]
     sample = torch.arange(len(images), device=images.device)[:, None, None, None]
     channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
