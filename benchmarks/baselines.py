@@ -69,10 +69,10 @@ def choose_methods(options: argparse.Namespace) -> list[Method]:
     methods = []
     for name, recipe in family.items():
         if name in names:
-            epochs = min(options.epochs, load_recipe(recipe).train.epochs)
+            whole = load_recipe(recipe)
+            epochs = min(options.epochs, whole.train.epochs)
             own = [text.removeprefix(f"{target}:") for target, text in asked if target in ("", name)]
-            batches = rescaled(load_recipe(recipe), options.batch_size) if options.batch_size else []
-            changes = (f"train.epochs={epochs}", *batches, *own)
+            changes = (*rescaled(whole, epochs=epochs, batch_size=options.batch_size), *own)
             methods.append(Method(name, recipe, changes, _load(name, recipe, changes)))
     return methods
 

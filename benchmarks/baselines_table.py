@@ -94,18 +94,24 @@ def family_of(dataset: str) -> dict[str, str]:
     return {name: found[name] for name in [*known, *sorted(found.keys() - PASSES.keys())]}
 
 
-def rescaled(recipe: Recipe, batch_size: int) -> list[str]:
-    """The changes that give a recipe batches of another size: each learning rate grows with it (the linear rule of
-    Goyal et al., 2017), and an average over iterations reaches as many images back."""
-    times = batch_size / recipe.train.batch_size
+def rescaled(recipe: Recipe, *, epochs: int, batch_size: int | None = None) -> list[str]:
+    """The changes that give a recipe another length and batches of another size.
+
+    Each learning rate grows with the batch (the linear rule of Goyal et al., 2017), and an average over iterations
+    reaches back over as large a share of training as before: learners that restart from one that lags would lose most
+    of what they have learnt in between."""
+    times = (batch_size or recipe.train.batch_size) / recipe.train.batch_size
     rates = {f"learners.{i}": learner.optimizer.lr for i, learner in enumerate(recipe.learners)}
     for i, stage in enumerate(recipe.stages):
         for j, learner in enumerate(stage.change.get("learners", [])):
             rates[f"stages.{i}.change.learners.{j}"] = learner["optimizer"]["lr"]
-    changes = [f"train.batch_size={batch_size}"]
-    changes += [f"{at}.optimizer.lr={lr * times:g}" for at, lr in rates.items() if isinstance(lr, float)]
-    if recipe.mixing.decay:
-        changes.append(f"mixing.decay={recipe.mixing.decay**times:g}")
+    changes = [f"train.epochs={epochs}"]
+    if times != 1:
+        changes.append(f"train.batch_size={batch_size}")
+        changes += [f"{at}.optimizer.lr={lr * times:g}" for at, lr in rates.items() if isinstance(lr, float)]
+    shorter = times * recipe.train.epochs / epochs
+    if recipe.mixing.decay and shorter != 1:
+        changes.append(f"mixing.decay={recipe.mixing.decay**shorter:g}")
     return changes
 
 

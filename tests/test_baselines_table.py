@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from generalist.core.errors import GeneralistError
-from generalist.recipe import shipped_names, to_yaml
+from generalist.recipe import load_recipe, shipped_names, to_yaml
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 FIRST = ["at", "trades-6", "trades-1", "nt", "generalist-d", "generalist-d-linf-l2", "generalist-t"]
@@ -77,7 +77,18 @@ def test_learning_rates_grow_with_the_batches(program: ModuleType) -> None:
     stages = found["rmc"].stages
     assert [stage.change["learners"][0]["optimizer"]["lr"] for stage in stages[:2]] == [0.02, 0.02]
     assert [learner.optimizer.lr for learner in found["generalist-t"].learners] == [0.02, "lead", "lead"]
-    assert found["generalist-t"].mixing.decay == pytest.approx(0.999**2, abs=1e-6)
+    assert found["at"].mixing.decay == 0
+
+
+@pytest.mark.parametrize(("words", "times"), [(["--epochs", "120"], 1), ([], 4), (["--batch-size", "256"], 8)])
+def test_an_average_reaches_as_far_back_in_training(program: ModuleType, words: list[str], times: int) -> None:
+    (method,) = program.choose_methods(options(program, "--methods", "generalist-t", *words))
+    iterations = [
+        recipe.train.epochs * 50_000 / recipe.train.batch_size
+        for recipe in (load_recipe("cifar10-resnet18-t"), method.resolved)
+    ]
+    assert iterations[0] / iterations[1] == times
+    assert method.resolved.mixing.decay == pytest.approx(0.999**times, abs=1e-6)
 
 
 def test_a_run_whose_weights_are_gone_is_not_repeated(program: ModuleType, table: ModuleType, tmp_path: Path) -> None:
