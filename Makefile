@@ -20,8 +20,8 @@ demo: venv
 	$(BIN)/python -m generalist.demo --out runs/demo
 
 lint: venv
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -25,6 +25,7 @@ from baselines_table import AA, NATURAL, PGD, Method, Table, Wanted, evaluation,
 from steps import Step, Steps, add_options, check_options, read_steps
 
 from generalist.attacks.threats import parse_threat
+from generalist.console import clear_endings
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.named import attack_named
@@ -191,18 +192,13 @@ def show_queue(bench: Bench) -> None:
 
 def main() -> None:
     options = parse()
-    try:
+    with clear_endings():
         bench = Bench(options, choose_methods(options), choose_evaluation(options))
         if options.dry_run:
             show_queue(bench)
             return
         bench.run()
-    except GeneralistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"table: {bench.out / 'baselines.md'}")
-    if bench.stopped:
-        sys.exit(128 + bench.stopped)
+    bench.leave("baselines.md")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from generalist.bench.evaluate import STANDARD, Case, bench_evaluate, lines, load_case, timed
+from generalist.console import clear_endings
 from generalist.core.errors import GeneralistError
 
 PACKAGE = "pyautoattack==0.2.0"
@@ -128,7 +129,7 @@ def main() -> None:
     options = parse()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
+    with clear_endings():
         case = load_case(
             options.model,
             data=options.data,
@@ -143,8 +144,6 @@ def main() -> None:
             for precision in dict.fromkeys(options.precision)
         ]
         reports = compare(cases, [] if options.no_oracle else options.oracle_batch_sizes, repeat=options.repeat)
-    except GeneralistError as error:
-        raise SystemExit(f"error: {error}") from None
     if options.json:
         print(json.dumps({report["precision"]: report for report in reports}, indent=1))
     else:

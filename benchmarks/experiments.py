@@ -33,15 +33,16 @@ from steps import Step, Steps, add_options, check_options, read_steps
 
 from generalist.attacks.threats import parse_threat
 from generalist.cli import app
+from generalist.console import clear_endings
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json, write_text
-from generalist.core.options import Options
+from generalist.core.options import Options, first_problem
 from generalist.core.plain_yaml import load_yaml
 from generalist.core.run import RunDirectory
+from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.named import attack_named
 from generalist.recipe import load_recipe
 
-NATURAL = "natural"
 TOLD = ("accuracy", "ensemble", "drift", "mixing_gap")
 """What is kept of a validation."""
 
@@ -97,8 +98,7 @@ def read_plan(path: Path) -> Plan:
     try:
         plan = Plan.model_validate(load_yaml(text, str(path)))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise GeneralistError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise GeneralistError(f"{path}: {first_problem(error)}") from None
     experiments = dict[str, Experiment]()
     for name, experiment in each_seed(filled_in(plan.experiments)):
         if name in experiments:
@@ -279,11 +279,12 @@ def validation(line: dict[str, Any]) -> dict[str, Any]:
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each network that was evaluated, in percent, and one for those that differ in the seed alone."""
-    networks = {(r["name"], subject): own for r in records for subject, own in figures(r["evaluations"]).items()}
+    networks: dict[tuple[str, str], dict[str, float]] = {}
     groups: dict[tuple[str, str], list[dict[str, float]]] = {}
     for record in records:
-        for (name, subject), own in networks.items():
-            if name == record["name"] and record["group"] is not None:
+        for subject, own in figures(record["evaluations"]).items():
+            networks[record["name"], subject] = own
+            if record["group"] is not None:
                 groups.setdefault((record["group"], subject), []).append(own)
     columns = list(dict.fromkeys(column for own in networks.values() for column in own))
     lines = [["experiment", "network", *columns], ["---", "---", *["---:"] * len(columns)]]
@@ -331,19 +332,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    try:
+    with clear_endings():
         experiments = Experiments(read_plan(options.plan), options)
         if options.dry_run:
             for name in experiments.names:
                 print("\n".join([name, *(f"    {step.command}" for step in experiments.steps_of(name))]))
             return
         experiments.run()
-    except GeneralistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(f"table: {experiments.out / 'experiments.md'}")
-    if experiments.stopped:
-        sys.exit(128 + experiments.stopped)
+    experiments.leave("experiments.md")
     if experiments.failed:
         print(f"failed: {', '.join(experiments.failed)}", file=sys.stderr)
         sys.exit(1)

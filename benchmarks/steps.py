@@ -99,6 +99,12 @@ class Steps:
     def write(self) -> None:
         """What has come of it so far; after every step."""
 
+    def leave(self, table: str) -> None:
+        """Say where the results are; with a signal's exit code where one has stopped the work."""
+        print(f"table: {self.out / table}")
+        if self.stopped:
+            sys.exit(128 + self.stopped)
+
     # -- running them -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:

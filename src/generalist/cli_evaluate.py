@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -103,13 +103,8 @@ def evaluate(
         "official": official,
         "trust_code": trust_code,
     }
-    summaries = []
-    for which in _networks(Path(subject), model):
-        summaries.append(_run(subject, {**arguments, "which": which}, quiet=as_json))
-        if not as_json:
-            _print(summaries[-1:], as_json=False)
-    if as_json:
-        _print(summaries, as_json=True)
+    networks = _networks(Path(subject), model)
+    _print((_run(subject, {**arguments, "which": which}, quiet=as_json) for which in networks), as_json=as_json)
 
 
 def _networks(subject: Path, model: str | None) -> list[str]:
@@ -125,15 +120,15 @@ def _networks(subject: Path, model: str | None) -> list[str]:
     return names
 
 
-def _print(summaries: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if not distributed.tells():
-        return
-    if as_json:
-        printed = summaries[0] if len(summaries) == 1 else summaries
-        sys.stdout.write(json.dumps(printed, indent=2, sort_keys=True) + "\n")
-        return
+def _print(summaries: Iterable[dict[str, Any]], *, as_json: bool) -> None:
+    """Each as soon as it is there; JSON when all are."""
+    found = []
     for summary in summaries:
-        show_evaluation(summary)
+        found.append(summary)
+        if distributed.tells() and not as_json:
+            show_evaluation(summary)
+    if distributed.tells() and as_json:
+        sys.stdout.write(json.dumps(found[0] if len(found) == 1 else found, indent=2, sort_keys=True) + "\n")
 
 
 def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
