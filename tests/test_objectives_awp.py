@@ -85,6 +85,21 @@ def test_no_perturbation_is_the_wrapped_objective(tmp_path: Path) -> None:
     assert torch.equal(plain.learner.flat.vector, wrapped.learner.flat.vector)
 
 
+def test_perturbations_begin_after_the_warm_up(tmp_path: Path) -> None:
+    """Its share of training is the wrapped objective's, bit for bit; the rest is AWP's."""
+    always = {"kind": "awp", "rho": 0.3}
+    epochs = make_toy(always, tmp_path / "any").learner.objective.learner.epochs
+    assert epochs >= 2
+    for epoch, like in [(1, "at"), (2, always)]:
+        toys = [
+            make_toy(kind, tmp_path / f"{epoch}-{i}") for i, kind in enumerate([{**always, "warmup": 1 / epochs}, like])
+        ]
+        for toy in toys:
+            toy.progress.epoch.fill_(epoch)
+        gradients, expected = (toy.gradients()[0] for toy in toys)
+        assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True)), epoch
+
+
 def test_length_and_direction_of_a_perturbation() -> None:
     weight, gradient = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
     found = perturbation(weight, gradient, rho=0.01)

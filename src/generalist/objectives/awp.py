@@ -10,8 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from generalist.core.options import Number
-from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveChoice, ObjectiveOptions, Progress
+from generalist.core.options import Fraction, Number
+from generalist.objectives.base import (
+    OBJECTIVES,
+    Inputs,
+    LearnerView,
+    Metrics,
+    ObjectiveChoice,
+    ObjectiveOptions,
+    Progress,
+)
 from generalist.objectives.geometry import unit
 from generalist.objectives.wrapper import Wrapper, WrapperOptions
 
@@ -29,6 +37,10 @@ class AWPOptions(WrapperOptions):
     """Length of a weight tensor's perturbation, as a share of the tensor's own norm. The authors use 0.005 with TRADES
     and 0.01 with AT. Larger narrows the gap between training and test, and fits less."""
 
+    warmup: Fraction = 0
+    """Share of training without a perturbation first, rounded to whole epochs: over-fitting comes late, and perturbed
+    weights learn more slowly."""
+
 
 @OBJECTIVES.register("awp")
 class AdversarialWeightPerturbation(Wrapper):
@@ -45,17 +57,22 @@ class AdversarialWeightPerturbation(Wrapper):
 
     def __init__(self, options: AWPOptions) -> None:
         super().__init__(options)
-        self.rho = options.rho
+        self.rho, self.share = options.rho, options.warmup
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        self.warmup = learner.epochs_of(self.share)
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
         model = self.learner.model
         with restored([*model.buffers(), *self.inner.state_dict().values()]):
             ascent = self.learner.means(self.inner.gradients_of(inputs, progress)[0])
+        begun = progress.epoch > self.warmup  # a captured iteration cannot branch: before, it adds zeros
         parameters = [parameter.detach() for parameter in model.parameters()]
         with restored([weight for weight in parameters if weight.dim() > 1]):
             for weight, gradient in zip(parameters, ascent, strict=True):
                 if weight.dim() > 1:
-                    weight.add_(perturbation(weight, gradient, rho=self.rho))
+                    weight.add_(perturbation(weight, gradient, rho=self.rho) * begun)
             del ascent
             return self.inner.gradients_of(inputs, progress)
 

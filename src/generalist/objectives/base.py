@@ -84,6 +84,10 @@ class LearnerView:
     """Means over the batch, from means over the part of it that this process has: what an objective needs that does
     anything but add up gradients (a norm, a cosine, a running accuracy). Ranks that share batches call it alike."""
 
+    def epochs_of(self, share: float) -> int:
+        """A share of training in whole epochs; a half is rounded up."""
+        return int(share * self.epochs + 0.5)
+
     def weights_of(self, source: str, *, field: str) -> dict[str, Tensor]:
         """What `artefact` has, if it is of the learner's architecture; `field` is the option that names it."""
         state, own = self.artefact(source), self.model.state_dict()

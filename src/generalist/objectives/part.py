@@ -74,7 +74,7 @@ class PixelReweighted(AdversarialTraining):
                 "images do not allow; set data.resident to true"
             )
         self.threat = learner.threat
-        self.warmup = int(self.share * learner.epochs + 0.5)  # in epochs; a half is rounded up
+        self.warmup = learner.epochs_of(self.share)
         device = next(learner.model.parameters()).device
         self.masks = torch.ones(len(learner.images), 1, *learner.images.shape[1:], dtype=torch.bool, device=device)
 
