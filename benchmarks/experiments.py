@@ -8,7 +8,8 @@ The file has `experiments`, each with a `recipe`, changes to it (`set`), what it
 (`evaluate`, the words after `generalist evaluate RUN`) and why it is run (`about`). One that is `like` an earlier one
 has all of that one's but what it says itself. A `set` and an `evaluate` beside `experiments` are for all: changes of an
 experiment's own come after those, its own `evaluate` takes the other's place. One with `seeds` is run with each of
-them, as NAME-SEED, and the table has the mean and the standard deviation.
+them, as NAME-SEED, and the table has the mean and the standard deviation. One that starts from an epoch of another
+(`from: NAME@EPOCH`) begins as soon as that has left the snapshot of it.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
 ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,
@@ -38,7 +39,7 @@ from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json, write_text
 from generalist.core.options import Options, first_problem
 from generalist.core.plain_yaml import load_yaml
-from generalist.core.run import RunDirectory
+from generalist.core.run import GLOBAL, RunDirectory
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.named import attack_named
 from generalist.recipe import load_recipe
@@ -210,6 +211,10 @@ class Experiments(Steps):
         origin = (self.plan.experiments[name].source or "").partition("@")[0]
         return origin if origin in self.plan.experiments else None
 
+    def _epoch(self, name: str) -> str:
+        """The epoch of it; empty: its end."""
+        return (self.plan.experiments[name].source or "").partition("@")[2]
+
     def done(self, name: str) -> dict[str, dict[str, Any]]:
         """The steps of the run as it is that have ended well: their lines by their commands."""
         found = dict[str, dict[str, Any]]()
@@ -230,9 +235,17 @@ class Experiments(Steps):
 
     def waits_for(self, name: str) -> str | None:
         origin = self._origin(name)
-        if origin is None or self.done(name) or self.steps_of(origin)[0].command in self.done(origin):
+        if origin is None or self.done(name) or self._can_be_left(origin, self._epoch(name)):
             return None
         return origin
+
+    def _can_be_left(self, origin: str, epoch: str) -> bool:
+        """Whether a branch has what it starts from: the end of the training, or the snapshot of an epoch before."""
+        train = self.steps_of(origin)[0]
+        if train.command in self.done(origin):
+            return True
+        snapshot = RunDirectory(train.run).snapshots / epoch / f"{GLOBAL}.safetensors"
+        return bool(epoch) and self.begun(train) and snapshot.is_file()
 
     def lacks_result(self, step: Step) -> bool:
         return not RunDirectory(step.run).last.is_file()

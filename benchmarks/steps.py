@@ -168,8 +168,8 @@ class Steps:
         if step.kind == "train" and run.path.is_dir() and not run.exists():
             shutil.rmtree(run.path)  # killed before it had written its recipe: nothing to resume, and in the way
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        path = self.out / "logs" / f"{step.name}.log"
-        if run.exists() if step.kind == "train" else self._begun(step, path):
+        path = self._log(step)
+        if run.exists() if step.kind == "train" else self.begun(step):
             words.append("--resume")
         log = path.open("ab")
         log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
@@ -188,9 +188,12 @@ class Steps:
         self.say(f"{step.name}: {shlex.join(words)}")
         return Running(step, process, log, time.monotonic(), began)
 
-    def _begun(self, step: Step, log: Path) -> bool:
+    def _log(self, step: Step) -> Path:
+        return self.out / "logs" / f"{step.name}.log"
+
+    def begun(self, step: Step) -> bool:
         """Whether this very command was run before: what another one has left is not this one's to go on with."""
-        begun = (f"$ {step.command}", f"$ {step.command} --resume")
+        log, begun = self._log(step), (f"$ {step.command}", f"$ {step.command} --resume")
         return log.is_file() and any(line in begun for line in log.read_text(errors="replace").splitlines())
 
     def finish(self, running: Running) -> str:
@@ -214,7 +217,7 @@ class Steps:
 
     def _complaint(self, running: Running, code: int) -> str:
         """The error in a step's output, else how it ended and its last line."""
-        with (self.out / "logs" / f"{running.step.name}.log").open("rb") as stream:
+        with self._log(running.step).open("rb") as stream:
             stream.seek(running.began)
             lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
         complaints = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

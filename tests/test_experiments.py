@@ -138,6 +138,19 @@ def test_the_table_tells_the_figure_of_the_most_images_and_the_mean_over_seeds(p
     ]
 
 
+def test_a_branch_begins_as_soon_as_its_snapshot_is_there(program: ModuleType, tmp_path: Path) -> None:
+    path, out = written(tmp_path, TINY), tmp_path / "out"
+    experiments = program.Experiments(program.read_plan(path), program.parse([str(path), "--out", str(out)]))
+    snapshot = out / "runs" / "001-d" / "snapshots" / "2" / "global.safetensors"
+    snapshot.parent.mkdir(parents=True)
+    (out / "logs").mkdir()
+    assert experiments.waits_for("002-branch") == "001-d"
+    snapshot.touch()
+    assert experiments.waits_for("002-branch") == "001-d", "left by who knows what"
+    (out / "logs" / "001-d.log").write_text(f"$ {experiments.steps_of('001-d')[0].command}\n")
+    assert experiments.waits_for("002-branch") is None and experiments.waits_for("001-d") is None
+
+
 @pytest.mark.slow
 def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -206,6 +206,22 @@ def test_redistribution(tmp_path: Path, every: int, start_epoch: int, due: set[i
     assert {r["epoch"] for r in RunDirectory(tmp_path).read_metrics() if r["redistributed"]} == due
 
 
+def test_redistribution_may_leave_each_learner_its_own_batchnorm(tmp_path: Path) -> None:
+    redistribution = {"every": 2, "start_epoch": 2, "batchnorm": "own"}
+    recipe = tiny_recipe(mixing={"decay": 0.5, "redistribution": redistribution})
+    trainer, trace = run_spied(tmp_path, recipe)
+    flat, sent = trainer.learners[0].flat, 2 * SPE
+    own = np.zeros(flat.size, dtype=bool)
+    for slot in flat.slots:
+        layer = flat.module.get_submodule(slot.name.rpartition(".")[0])
+        own[slot.offset : slot.offset + slot.shape.numel()] = isinstance(layer, torch.nn.BatchNorm2d)
+    assert own.any() and not own.all()
+    for name in ("robust", "natural"):
+        before, after, mixed = trace.before[name][sent].weights, trace.after[name][sent - 1].weights, trace.mixed
+        np.testing.assert_array_equal(before, np.where(own, after, mixed[sent - 1]))
+        assert np.abs(after - mixed[sent - 1])[own].max() > 1e-6, "which is not the global learner's"
+
+
 def test_the_papers_epochs() -> None:
     redistribution = tiny_recipe(style="paper").mixing.redistribution
     due = [epoch for epoch in range(1, 121) if redistribution.due(epoch, 120)]

@@ -52,8 +52,9 @@ class GlobalLearner:
 
     def redistribute(self, learners: Sequence[Learner]) -> None:
         """Every learner restarts from the global one."""
+        options = self.options.redistribution
         for learner in learners:
-            learner.receive(self.vector, self.counters, reset=self.options.redistribution.reset)
+            learner.receive(self.vector, self.counters, reset=options.reset, own_batchnorm=options.batchnorm == "own")
 
     def settle(self, learners: Sequence[Learner]) -> None:
         """Take over the network that a learner on its own names as its best; a mix of several stays what it is."""

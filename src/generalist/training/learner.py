@@ -54,12 +54,10 @@ class Learner:
         self.flat = Flat(model)
         self.gradient = torch.zeros_like(self.flat.parameters)
         self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)
-        self.statistics = [
-            statistic
-            for layer in tracked(model).values()
-            for statistic in (layer.running_mean, layer.running_var)
-            if statistic is not None
-        ]
+        layers = tracked(model).values()
+        self.statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
+        self.batchnorm = [t.data for layer in layers for t in (layer.weight, layer.bias) if t is not None]
+        self.batchnorm += self.statistics
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
@@ -139,9 +137,12 @@ class Learner:
         return self.flat.vector, self.flat.counters
 
     @torch.no_grad()
-    def receive(self, vector: Tensor, counters: Tensor, *, reset: bool) -> None:
-        """Take over the global learner's weights; forget momenta and average where `reset`."""
+    def receive(self, vector: Tensor, counters: Tensor, *, reset: bool, own_batchnorm: bool = False) -> None:
+        """Take over the global learner's weights, all or all but BatchNorm's; forget momenta and average if `reset`."""
+        kept = [tensor.clone() for tensor in self.batchnorm] if own_batchnorm else []
         self.flat.load(vector, counters)
+        if kept:
+            torch._foreach_copy_(self.batchnorm, kept)
         if reset:
             self.optimizer.reset()
             if self.average:

@@ -38,6 +38,10 @@ class RedistributionOptions(Options):
     """Also reset the learners' momenta and averages, which belong to weights that are gone. Papers: silent; published
     code: keeps them."""
 
+    batchnorm: Literal["global", "own"] = "global"
+    """What a learner goes on with in BatchNorm's scales, shifts and statistics: the global learner's, as in all else,
+    or its own, which fit the images that it alone sees (after Li et al., 2021, "FedBN"). They are mixed either way."""
+
     def first_epoch(self, epochs: int) -> int:
         """t'. A half is rounded up."""
         return self.start_epoch if self.start_epoch is not None else max(1, int(self.start * epochs + 0.5))
