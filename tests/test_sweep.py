@@ -30,6 +30,7 @@ from generalist.training.loop import Listener
 
 LR = "learners.linf.optimizer.lr"
 EVERY = "mixing.redistribution.every"
+ABLATIONS = Path(__file__).parents[1] / "benchmarks" / "ablations"
 
 # -- definitions ------------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,15 @@ def test_the_papers_ablations_are_shipped_for_digits_and_cifar() -> None:
     counts = [len(sweep.recipe(sweep.choice(number)).learners) for number in range(sweep.options.total)]
     assert Counter(counts) == dict.fromkeys(range(1, 8), 3)
     assert load_sweep("cifar10-gamma-end").recipe(load_sweep("cifar10-gamma-end").choice(0)).train.epochs == 30
+
+
+def test_the_ablations_of_the_results_pages_branch_off_one_run() -> None:
+    paths = sorted(path for path in ABLATIONS.glob("*.yaml") if path.stem not in {"d", "t"})
+    assert len(paths) == 6
+    for sweep in map(load_sweep, map(str, paths)):
+        recipes = [sweep.recipe(sweep.choice(number)) for number in range(sweep.options.total)]
+        assert {recipe.stages[0].start for recipe in recipes} == {"runs/log/runs/020-augment@75"}
+        assert {(recipe.train.start_epoch, recipe.train.epochs) for recipe in recipes} == {(75, 90)}
 
 
 def test_a_grid_is_the_product_and_its_last_field_changes_fastest(tmp_path: Path) -> None:
