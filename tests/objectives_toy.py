@@ -53,7 +53,7 @@ class Toy:
 
 def make_toy(objective: Any, path: Path, *, scalars: dict[str, float] | None = None, **learner: Any) -> Toy:
     """The objective in linf 0.1 with three attack steps, unless `learner` says otherwise, at step 7."""
-    options = {**ROBUST, "attack": {"steps": 3}, "objective": objective, **learner}
+    options = {**ROBUST, "attack": {"steps": 3, "start": "uniform"}, "objective": objective, **learner}
     trainer = make_trainer(tiny_recipe([{k: v for k, v in options.items() if v is not None}]), path)
     made = trainer.learners[0]
     with torch.no_grad():  # running statistics that differ from the batch's, lest a wrong mode go unseen

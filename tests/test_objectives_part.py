@@ -18,7 +18,6 @@ from several_norms_helpers import (
     gradient_at,
     now,
     recipe_of,
-    train_inside_a_generalist,
 )
 from torch import Tensor, nn
 from training_helpers import TinyNet
@@ -157,11 +156,13 @@ def test_the_loss_stays_finite(tmp_path: Path) -> None:
     assert_finite_when_probabilities_underflow(Toy(PART, tmp_path), now(epoch=2))
 
 
-def test_inside_a_generalist(tmp_path: Path) -> None:
-    trainer = train_inside_a_generalist(PART, tmp_path)
-    assert trainer.step == 2 * trainer.steps_per_epoch
+def test_by_default_the_rest_has_seven_eighths_of_any_eps(tmp_path: Path) -> None:
+    for threat in ("linf:8/255", "l2:128/255"):
+        toy = Toy("part", tmp_path / threat[:2], threat=threat)
+        assert isinstance(toy.objective, PixelReweighted)
+        assert toy.objective.rest == pytest.approx(7 / 8 * toy.objective.threat.eps, rel=1e-12)
 
 
 def test_mistakes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GeneralistError, match=r"more than the eps of linf:0\.1"):
-        Toy({**PART, "rest": 0.2}, tmp_path)
+    with pytest.raises(GeneralistError, match=r"objective\.rest, 9/255, is more than the eps of linf:8/255; lower it"):
+        Toy({**PART, "rest": "9/255"}, tmp_path, threat="linf:8/255")

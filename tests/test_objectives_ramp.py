@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ from training_helpers import TinyNet, train
 
 from generalist.models.registry import MODELS
 from generalist.objectives.ramp import Ramp, merged, paired_divergence
+from generalist.training.global_learner import GlobalLearner
+from generalist.training.learner import Learner
 
 RAMP = {"kind": "ramp", "beside": [f"l2:{L2}"], "pairing": 5}
 
@@ -139,9 +142,26 @@ def test_the_loss_stays_finite(tmp_path: Path) -> None:
     assert_finite_when_probabilities_underflow(Toy(RAMP, tmp_path))
 
 
-def test_inside_a_generalist(tmp_path: Path) -> None:
-    trainer = train_inside_a_generalist(RAMP, tmp_path)
-    assert trainer.step == 2 * trainer.steps_per_epoch
+def test_inside_a_generalist_the_global_learner_goes_with_the_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All learners restart from it before it could follow in any iteration."""
+    seen, follow = [], GlobalLearner.follow
+
+    def followed(
+        mixed: GlobalLearner, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor
+    ) -> None:
+        before = mixed.vector.clone()
+        follow(mixed, learners, moved, gammas)
+        seen.append((before, moved, mixed.vector.clone()))
+
+    monkeypatch.setattr(GlobalLearner, "follow", followed)
+    merging = train_inside_a_generalist(RAMP, tmp_path / "merging")
+    before, moved, after = seen[0]
+    assert moved[0].abs().max() > 1e-4 and not moved[1].any()
+    torch.testing.assert_close(after, before + 0.5 * moved[0], rtol=0, atol=1e-12)
+    not_merging = train_inside_a_generalist({**RAMP, "clean_share": 0}, tmp_path / "not-merging")
+    assert (merging.global_learner.vector - not_merging.global_learner.vector).abs().max() > 1e-4
 
 
 def test_the_merge_changes_what_is_learnt(tmp_path: Path) -> None:

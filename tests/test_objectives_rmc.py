@@ -104,9 +104,9 @@ def test_loss_and_gradient_at_a_point_of_the_curve(ends: list[str], tmp_path: Pa
     wanted = torch.autograd.grad(expected, list(own.values()))
     before = [parameter.detach().clone() for parameter in toy.model.parameters()]
     found, loss = toy.gradients(progress)
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-6)  # t is a float32
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-12)
     for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     assert all(torch.equal(a, b) for a, b in zip(before, toy.model.parameters(), strict=True)), "restored to the bit"
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from objectives_toy import Toy, assert_finite, assert_minimises, extreme, make_toy, reference_pgd
 from torch import Tensor
+from training_helpers import ROBUST, tiny_recipe
 
+from generalist.core.errors import RecipeError
 from generalist.objectives.score import error_bound
 
 
@@ -74,3 +76,8 @@ def test_it_is_finite_where_probabilities_underflow(tmp_path: Path, form: Any) -
     extreme(toy)
     assert bool((toy.logits(toy.batch.x).softmax(1) == 0).any())
     assert_finite(toy)
+
+
+def test_a_weight_of_nothing_is_refused() -> None:
+    with pytest.raises(RecipeError, match="weight: form `at` has no distance to weigh"):
+        tiny_recipe([{**ROBUST, "objective": {"kind": "score", "form": "at", "weight": 3}}])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe
+from training_helpers import ROBUST, make_trainer, stop_after, tiny_recipe
 from training_helpers import train as train_tiny
 
 from generalist import train
@@ -98,19 +98,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_inside_a_generalist(tmp_path: Path, name: str) -> None:
-    """The robust learner of a D; it learns what it would learn alone, and the natural one is beside it."""
-    together = train_tiny(
-        tiny_recipe([learner(TINY[name]), NATURAL], train={"epochs": 2}, mixing={"redistribution": {"every": 0}}),
-        tmp_path / "together",
-    )
-    alone = train_tiny(tiny_recipe([learner(TINY[name])], train={"epochs": 2}), tmp_path / "alone")
-    assert torch.equal(together.learners[0].flat.vector, alone.learners[0].flat.vector)
-    assert bool(together.global_learner.vector.isfinite().all())
-    assert together.directory.read_metrics()[-1]["train"]["robust"]["loss"] > 0
-
-
-@pytest.mark.parametrize("name", TINY)
 def test_mixed_precision(tmp_path: Path, name: str) -> None:
     """bf16 forward passes and attacks; weights stay fp32, and near those of fp32 after an epoch."""
     ends = [
@@ -188,9 +175,13 @@ def test_constants_of_the_methods() -> None:
 
 @pytest.mark.parametrize(("data", "model", "name"), CIFAR)
 def test_attacks_start_where_those_of_the_authors_code_do(data: str, model: str, name: str) -> None:
+    """In the recipes, and where a learner is given the objective and nothing is said of the attack."""
     small_noise = {"trades-1", "trades-6", "mart", "rst", "score"}
+    wanted = "gaussian" if name in small_noise else "uniform"
     found = only_learner(load_recipe(f"baseline-{data}-{model}-{name}"))
-    assert found.attack.start == ("gaussian" if name in small_noise else "uniform")
+    assert found.own_attack().start == wanted
+    inside = load_recipe("digits-d").learners[0].model_copy(update={"objective": found.objective})
+    assert inside.attack.start is None and inside.own_attack().start == wanted
 
 
 @pytest.mark.parametrize("model", ["resnet50", "wrn-50-2"])

@@ -112,7 +112,7 @@ def test_cifar_settings_are_the_papers(name: str) -> None:
             continue
         assert learner.threat is not None
         assert learner.threat.eps == {"linf": 8 / 255, "l2": 128 / 255}[kind]
-        assert learner.attack.steps == 10 and learner.attack.start == "uniform"
+        assert learner.attack.steps == 10 and learner.own_attack().start == "uniform"
         step = learner.attack.step or learner.threat.build().default_step(10)
         assert step == pytest.approx({"linf": 2 / 255, "l2": 32 / 255}[kind])
         assert learner.optimizer.weight_decay == (7e-4 if wide else 3.5e-3)

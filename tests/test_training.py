@@ -289,7 +289,7 @@ def test_a_style_sets_its_whole_column(style: str) -> None:
         assert found == column["averaging"]
         assert learner.attack.batchnorm == "eval"
         assert learner.attack.steps == 10
-        assert learner.attack.start == "uniform"
+        assert learner.own_attack().start == "uniform"
     assert robust.threat is not None and l2.threat is not None
     assert robust.threat.eps == column["eps"]
     assert l2.threat.eps == 128 / 255

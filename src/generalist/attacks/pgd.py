@@ -30,6 +30,9 @@ GAUSSIAN_START = 1e-3
 """Standard deviation of the gaussian start, in units of the pixel range; TRADES' choice."""
 
 
+Start = Literal["uniform", "gaussian", "none"]
+
+
 class AttackOptions(Options):
     """How a learner attacks its own batches."""
 
@@ -40,9 +43,10 @@ class AttackOptions(Options):
     """Length of a step in the threat's norm, for pixels in [0, 1]. By default the threat's own: a quarter of eps for
     linf and l2, 2.5 eps / steps for l1."""
 
-    start: Literal["uniform", "gaussian", "none"] = "uniform"
-    """Where the attack starts: uniformly in the ball, at gaussian noise of 0.001 (TRADES), or at the image itself.
-    A loss that is smallest at the image, as TRADES' is, has no gradient there and needs a random start."""
+    start: Start | None = None
+    """Where the attack starts: uniformly in the ball, at gaussian noise of 0.001, or at the image itself. Left out: as
+    the objective's authors do, which is gaussian for trades, mart, rst and score (form `trades`), none for msd, else
+    uniform. A loss that is smallest at the image, as TRADES' is, has no gradient there and needs a random start."""
 
     batchnorm: Literal["eval", "train"] = "eval"
     """Statistics that BatchNorm uses under attack: the running ones, or the batch's own, where the attack on a sample
@@ -123,7 +127,7 @@ def gradient_of(value: Tensor, x: Tensor) -> Tensor:
 
 def starting_point(
     threat: Threat,
-    start: Literal["uniform", "gaussian", "none"],
+    start: Start | None,
     *,
     seed: int,
     purpose: str,
@@ -134,7 +138,7 @@ def starting_point(
     """The first perturbation of an attack."""
     if start == "none":
         return torch.zeros_like(like)
-    if start == "uniform":
+    if start in (None, "uniform"):
         return threat.random_start(seed, purpose, index, step, like)
     draw = random.normal(seed, purpose, index, step, shape=like.shape[1:], device=like.device)
     return (GAUSSIAN_START * draw).to(like.dtype)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 from torch import Tensor, nn
 
-from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, Moves, pgd
+from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, Moves, Start, pgd
 from generalist.attacks.threats import Threat, ThreatOptions, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
@@ -202,6 +202,16 @@ class Objective:
     def needs_threat(cls, options: ObjectiveOptions) -> bool:
         """Whether the learner must have a threat model; a wrapper asks what it wraps."""
         return cls.adversarial
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        """Where its attack starts if the learner's `attack.start` does not say."""
+        return "uniform"
+
+    @classmethod
+    def chooses_network(cls, options: ObjectiveOptions) -> bool:
+        """Whether `best_network` names another network than the learner's own."""
+        return False
 
     @classmethod
     def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:

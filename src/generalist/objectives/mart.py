@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from generalist.attacks.losses import others
+from generalist.attacks.pgd import Start
 from generalist.core.options import Number
 from generalist.objectives.at import AdversarialTraining
 from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveOptions, Progress, accuracy
@@ -31,12 +32,15 @@ class Mart(AdversarialTraining):
     """Minimises -log p_y(x') - log(1 - max_{k != y} p_k(x')) + lambda (1 - p_y(x)) KL(p(x) || p(x')), lambda = 6,
     x' from PGD on cross-entropy (Wang et al., 2020): a sample counts the more, the less its clean image is recognised.
 
-    Gradients flow through all of it. The learner's label smoothing acts on the first term. The authors' code starts the
-    attack at x + 0.001 N(0, 1): `attack: {start: gaussian}`. Costs steps + 2 forward and backward passes, one more than
-    AT.
+    Gradients flow through all of it. The learner's label smoothing acts on the first term. The attack starts at x +
+    0.001 N(0, 1), as in the authors' code. Costs steps + 2 forward and backward passes, one more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = MartOptions
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        return "gaussian"
 
     def __init__(self, options: MartOptions) -> None:
         super().__init__(options)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from generalist.attacks.pgd import borrowed, input_gradient
+from generalist.attacks.pgd import Start, borrowed, input_gradient
 from generalist.attacks.threats import perturb
 from generalist.data.sets import Batch
 from generalist.objectives.at_max import WorstOfNorms
@@ -28,12 +28,16 @@ class MultiSteepestDescent(WorstOfNorms):
 
     Every step takes, from the current perturbation, the steepest step of each norm, projects it on that norm's ball
     and goes on, example by example, with the one of highest cross-entropy; the best image seen, the start included, is
-    trained on. The authors start at the image itself (`attack: {start: none}`) and take 50 steps of eps / 10. With n
+    trained on. It starts at the image itself. The authors take 50 steps of eps / 10. With n
     norms it costs steps + 1 forward and backward passes and n steps + 1 forward passes: about (n + 2) / 2 times AT, for
     a step of AT is two passes, forward and back to the image.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = MsdOptions
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        return "none"
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         with computing_in(self.learner.autocast, batch.x.device):

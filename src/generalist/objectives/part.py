@@ -12,7 +12,7 @@ from torch import Tensor
 from generalist.attacks.threats import Threat
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.core.options import Fraction, Number, Positive
+from generalist.core.options import Fraction, Number, Positive, format_number
 from generalist.data.augment import crop_and_flip
 from generalist.data.sets import Batch
 from generalist.models.activation_maps import class_activation_maps
@@ -30,9 +30,9 @@ class PartOptions(ObjectiveOptions):
     kind: str = "part"
     """The objective's name."""
 
-    rest: Positive = 7 / 255
+    rest: Positive | None = None
     """The eps of the pixels that matter less, for pixels in [0, 1]; at most the eps of the learner's threat, which the
-    others keep."""
+    others keep. Left out: seven eighths of that, as the authors' 7/255 beside 8/255."""
 
     threshold: Number = Field(1.0, ge=0)
     """A pixel matters where its class-activation map is at least this many times the map's mean. Larger: fewer do."""
@@ -58,15 +58,17 @@ class PixelReweighted(AdversarialTraining):
 
     def __init__(self, options: PartOptions) -> None:
         super().__init__(options)
-        self.rest, self.threshold, self.share = options.rest, options.threshold, options.warmup
+        self.threshold, self.share = options.threshold, options.warmup
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         assert learner.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        assert isinstance(self.options, PartOptions)
+        self.rest = 7 / 8 * learner.threat.eps if self.options.rest is None else self.options.rest
         if self.rest > learner.threat.eps:
             raise GeneralistError(
-                f"learner {learner.name!r}: objective.rest, {self.rest:g}, is more than the eps of {learner.threat}; "
-                "lower it"
+                f"learner {learner.name!r}: objective.rest, {format_number(self.rest)}, is more than the eps of "
+                f"{learner.threat}; lower it"
             )
         if not learner.images.resident:
             raise GeneralistError(

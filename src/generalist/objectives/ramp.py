@@ -23,6 +23,7 @@ from generalist.objectives.base import (
     accuracy,
     gradients_with,
 )
+from generalist.objectives.geometry import unit
 from generalist.objectives.norms import L2, SeveralNorms, SeveralNormsOptions
 from generalist.tensors.flat import Flat
 from generalist.tensors.modes import computing_in
@@ -140,5 +141,5 @@ def paired_divergence(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
 def merged(old: Tensor, clean: Tensor, adversarial: Tensor, *, share: float) -> Tensor:
     """One tensor after the epoch: both movements, the clean one as far as it points the adversarial one's way."""
     natural, robust = clean - old, adversarial - old
-    cosine = F.cosine_similarity(natural.flatten(), robust.flatten(), dim=0).clamp_min(0)
+    cosine = (unit(natural) * unit(robust)).sum().clamp_min(0)
     return old + share * cosine * natural + (1 - share) * robust

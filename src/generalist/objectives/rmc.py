@@ -68,9 +68,8 @@ class RobustModeConnectivity(Wrapper):
     moves a quarter as far at the same learning rate, and put the penalty on w(t).) BatchNorm's running statistics are
     of no one t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation the t
     with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of its
-    own; that network is validated and saved. A recipe with this learner alone sets
-    `mixing: {decay: 0, redistribution: {every: 0}}`, lest the curve be moved to that point. Costs what `around` does
-    (with msd about twice AT), beside the two ends.
+    own; that network is validated and saved. Alone, the learner cannot be redistributed: the curve would be moved to
+    that point. Costs what `around` does (with msd about twice AT), beside the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions
@@ -78,6 +77,10 @@ class RobustModeConnectivity(Wrapper):
     def __init__(self, options: RmcOptions) -> None:
         super().__init__(options)
         self.points, self.statistics = options.points, options.statistics
+
+    @classmethod
+    def chooses_network(cls, options: ObjectiveOptions) -> bool:
+        return True
 
     @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
@@ -140,8 +143,8 @@ class RobustModeConnectivity(Wrapper):
         t = self.position(progress)
         with self.at(t, self.learner.model):
             gradients, metrics = self.inner.gradients_of(inputs, progress)
-        slope = 4 * t * (1 - t)
-        return [slope.to(g.dtype) * g for g in gradients], {**metrics, "best_t": self.best.clone()}
+        slopes = {g.dtype: 4 * t.to(g.dtype) * (1 - t.to(g.dtype)) for g in gradients}
+        return [slopes[g.dtype] * g for g in gradients], {**metrics, "best_t": self.best.clone()}
 
     # -- the best point ---------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from generalist.attacks.pgd import Start
 from generalist.core.options import Fraction
 from generalist.objectives.at import AdversarialTraining
 from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, ObjectiveOptions, Progress, accuracy
@@ -27,11 +28,15 @@ class RobustSelfTraining(AdversarialTraining):
     """Minimises (1 - beta) CE(x) + beta CE(x'), beta = 0.5, x' from PGD (Raghunathan et al., 2020), labelled data only.
 
     Unlike `at-half` both halves pass the network as one batch, so BatchNorm sees their common statistics. Self-training
-    proper adds images with guessed labels: `data.extra`. The authors' code starts the attack at x + 0.001 N(0, 1):
-    `attack: {start: gaussian}`. Costs steps + 2 forward and backward passes, one more than AT.
+    proper adds images with guessed labels: `data.extra`. The attack starts at x + 0.001 N(0, 1), as in the authors'
+    code. Costs steps + 2 forward and backward passes, one more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RSTOptions
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        return "gaussian"
 
     def __init__(self, options: RSTOptions) -> None:
         super().__init__(options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from generalist.attacks.pgd import Start
 from generalist.core.options import Fraction, Number
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
@@ -36,12 +37,19 @@ class ScoreOptions(ObjectiveOptions):
     """`at`: the error of the adversarial image. `trades`: the error of the natural image, and the distance between
     the two answers."""
 
-    weight: Number = Field(default=6.0, ge=0)
-    """Weight of the distance, the method's lambda; form `trades` alone. Larger is more robust and less accurate."""
+    weight: Annotated[Number, Field(ge=0)] | None = None
+    """Weight of the distance, the method's lambda, 6 by default; form `trades` alone. Larger is more robust and less
+    accurate."""
 
     clip: Fraction | None = None
     """Mass that an answer may leave to wrong classes before a sample counts: its error must exceed that of a
     prediction with 1 - clip on the label. Default: the authors' 0.4 (`at`) or 0.3 (`trades`); 0 clips nothing."""
+
+    @model_validator(mode="after")
+    def _no_idle_weight(self) -> Self:
+        if self.form == "at" and self.weight is not None:
+            raise ValueError("weight: form `at` has no distance to weigh; leave it out, or use form `trades`")
+        return self
 
 
 @OBJECTIVES.register("score")
@@ -51,16 +59,22 @@ class Score(Objective):
 
     The bound is the squared distance between a one-hot vector and one with 1 - clip on the label and clip spread evenly
     over the rest. x' maximises |p(x') - y|^2, or |p(x') - p(x)|^2, which has no gradient at x: form `trades` needs a
-    random start, in the authors' code x + 0.001 N(0, 1): `attack: {start: gaussian}` (form `at`: uniform). The
+    random start, in the authors' code x + 0.001 N(0, 1), as here (form `at`: uniform). For form `at` the authors' code
+    attacks in training mode, which also moves BatchNorm's statistics; here the mode is `attack.batchnorm`. The
     learner's label smoothing acts on y. Costs steps + 1 forward and backward passes, as AT does (`at`), or one more
     and a forward pass (`trades`).
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ScoreOptions
 
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        assert isinstance(options, ScoreOptions)
+        return "gaussian" if options.form == "trades" else "uniform"
+
     def __init__(self, options: ScoreOptions) -> None:
         super().__init__(options)
-        self.form, self.weight = options.form, options.weight
+        self.form, self.weight = options.form, 6.0 if options.weight is None else options.weight
         self.clip = CLIPS[options.form] if options.clip is None else options.clip
 
     def setup(self, learner: LearnerView) -> None:

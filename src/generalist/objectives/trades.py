@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from generalist.attacks.pgd import Start
 from generalist.core.options import Number
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
@@ -39,11 +40,15 @@ class Trades(Objective):
     """Minimises CE(x) + beta * KL(p(x) || p(x')), beta = 6, gradients through both, x' maximising the same divergence
     (Zhang et al., 2019).
 
-    The authors start the attack at x + 0.001 N(0, 1): `attack: {start: gaussian}`. Costs steps + 2 forward and
-    backward passes and one forward pass: one of each more than AT.
+    The attack starts at x + 0.001 N(0, 1). Costs steps + 2 forward and backward passes and one forward pass: one of
+    each more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = TradesOptions
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        return "gaussian"
 
     def __init__(self, options: TradesOptions) -> None:
         super().__init__(options)

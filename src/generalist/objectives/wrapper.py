@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from typing import Self
+
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
+from generalist.attacks.pgd import Start
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
@@ -36,6 +39,16 @@ class WrapperOptions(ObjectiveOptions):
             )
         return around
 
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        """Each one costs a loss more: around each other they would double it without end."""
+        inner: ObjectiveOptions = self
+        while isinstance(inner, WrapperOptions):
+            inner = inner.around
+            if inner.kind == self.kind:
+                raise ValueError(f"{self.kind!r} is around itself; once is enough")
+        return self
+
 
 class Wrapper(Objective):
     """Base class; `inner` is the objective inside. Each wrapper says itself how it keeps the state of the two."""
@@ -48,6 +61,14 @@ class Wrapper(Objective):
     @classmethod
     def needs_threat(cls, options: ObjectiveOptions) -> bool:
         return class_of(_around(options)).needs_threat(_around(options))
+
+    @classmethod
+    def usual_start(cls, options: ObjectiveOptions) -> Start:
+        return class_of(_around(options)).usual_start(_around(options))
+
+    @classmethod
+    def chooses_network(cls, options: ObjectiveOptions) -> bool:
+        return class_of(_around(options)).chooses_network(_around(options))
 
     @classmethod
     def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -42,13 +42,17 @@ class GlobalLearner:
             self.counters.copy_(sources[self.lead][1])
         self.count.add_(1)
 
-    def follow(self, learners: Sequence[Learner], gammas: Tensor) -> None:
-        """Be the mix of the learners that epochs' ends may have changed, where nothing is kept of the past.
-
-        An average follows them in the iterations to come.
-        """
+    @torch.no_grad()
+    def follow(self, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor) -> None:
+        """Go with the learners that an epoch's end has moved: redistribution may come before the next iteration."""
         if self.options.decay == 0:
             self.update(learners, gammas)
+            return
+        for a, move in moved.items():
+            self._shift(gammas[a] * move)
+
+    def _shift(self, move: Tensor) -> None:
+        self.vector.add_(move)
 
     def redistribute(self, learners: Sequence[Learner]) -> None:
         """Every learner restarts from the global one."""

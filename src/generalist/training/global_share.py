@@ -63,6 +63,9 @@ class GlobalShare(GlobalLearner):
             self.counters.copy_(sources[self.lead][1])
         self.count.add_(1)
 
+    def _shift(self, move: Tensor) -> None:
+        self.share.add_(move)
+
     @torch.no_grad()
     def gather(self) -> None:
         """Add the shares of all groups up: one sum over the ranks."""

@@ -65,7 +65,7 @@ class Learner:
             name=self.name,
             model=model,
             threat=self.threat,
-            attack=options.attack,
+            attack=options.own_attack(),
             seed=seed,
             images=images,
             index=index,
@@ -105,6 +105,16 @@ class Learner:
             if self.average:
                 self.average.update(self.flat)
         return metrics
+
+    @torch.no_grad()
+    def end_epoch(self, epoch: int) -> Tensor:
+        """What the objective does after the last iteration; how far that has moved the weights, the average alike."""
+        before = self.flat.vector.clone()
+        self.objective.epoch_end(epoch)
+        moved = self.flat.vector - before
+        if self.average:
+            self.average.vector.add_(moved)
+        return moved
 
     def _augmented(self, batch: Batch, progress: Progress) -> Batch:
         """The shared batch, with this learner's own cutout where it has one."""

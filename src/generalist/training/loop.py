@@ -213,9 +213,8 @@ class Trainer:
         """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""
         train, last = self.job.train, epoch == self.job.train.epochs
         self.engine.check_finite(weights=True)
-        for learner in self.own:
-            learner.objective.epoch_end(epoch)
-        self.global_learner.follow(self.learners, self.engine.gammas)
+        moved = {a: self.learners[a].end_epoch(epoch) for a in self.parallel.own}
+        self.global_learner.follow(self.learners, moved, self.engine.gammas)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:

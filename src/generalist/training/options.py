@@ -89,6 +89,11 @@ class LearnerOptions(Options):
         own = [self.threat] if self.threat else []
         return own + class_of(self.objective).threats(self.objective)
 
+    def own_attack(self) -> AttackOptions:
+        """Its attack, with the start that its objective has where none is said."""
+        start = self.attack.start or class_of(self.objective).usual_start(self.objective)
+        return self.attack.model_copy(update={"start": start})
+
     def companions(self) -> list[str]:
         """The other learners whose weights its objective asks for."""
         return class_of(self.objective).companions(self.objective)
@@ -310,6 +315,12 @@ class Job(Options):
 
     def _check_loop(self) -> None:
         epochs, redistribution = self.train.epochs, self.mixing.redistribution
+        first = self.learners[0].objective
+        if len(self.learners) == 1 and self.redistribution().every != 0 and class_of(first).chooses_network(first):
+            raise ValueError(
+                f"mixing.redistribution.every: {first.kind!r} alone would restart from the one network that it has "
+                "chosen among many; leave it out, or set it to 0"
+            )
         if redistribution.start_epoch is not None and redistribution.start_epoch > epochs:
             raise ValueError(
                 f"mixing.redistribution.start_epoch: {redistribution.start_epoch} lies beyond the end "
