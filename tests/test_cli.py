@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,28 @@ def commands() -> dict[str, Any]:
 def test_public_names_are_pinned() -> None:
     assert generalist.__all__ == ["__version__", "evaluate", "gradcam", "load", "mix", "train"]
     assert all(hasattr(generalist, name) for name in generalist.__all__)
+
+
+def test_public_names_are_there_before_they_are_loaded() -> None:
+    program = """
+import sys, generalist
+assert set(generalist.__all__) <= set(dir(generalist)) and "torch" not in sys.modules
+from generalist import *
+from generalist import api
+assert train is api.train is generalist.train and "torch" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'generalist' has no attribute 'trian'"):
+        generalist.trian  # noqa: B018
+
+
+def test_no_module_takes_the_place_of_a_public_function() -> None:
+    """An imported module becomes an attribute of its package: one called `gradcam` would be found for the function."""
+    modules = {module.name for module in pkgutil.iter_modules(generalist.__path__)}
+    assert "api" in modules and not modules & set(generalist.__all__)
+    program = "import generalist.report, generalist; assert callable(generalist.gradcam)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_commands_and_options_are_pinned() -> None:
