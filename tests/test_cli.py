@@ -21,7 +21,8 @@ from rich.console import Console
 import generalist
 from generalist import cli
 from generalist.core.run import RunDirectory
-from generalist.recipe import load_recipe, shipped_names, shipped_text
+from generalist.recipe import load_recipe
+from generalist.shipped import shipped_names, shipped_text
 from generalist.training.artefacts import load_weights
 
 COMMANDS = {

@@ -20,11 +20,12 @@ from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
 from generalist.console import clear_endings, console, print_version, show_run, training_listener
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.data import download
-from generalist.data.options import data_root
-from generalist.recipe import load_recipe, shipped_names, shipped_text, to_yaml
+from generalist.data.files import data_root
+from generalist.recipe import load_recipe, to_yaml
+from generalist.shipped import shipped_names, shipped_text
 
 HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -98,7 +99,7 @@ def train(
             listener=listener,
             trackers=track or [],
         )
-    if distributed.tells():
+    if ranks.tells():
         show_run(run)
 
 

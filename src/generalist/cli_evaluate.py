@@ -16,7 +16,7 @@ import typer
 from generalist import api
 from generalist.console import print_version
 from generalist.console_evaluation import evaluation_listener, show_evaluation
-from generalist.core import distributed
+from generalist.core import distributed, ranks
 from generalist.core.errors import GeneralistError, InterruptedRunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.directory import merge as merge_shards
@@ -81,7 +81,7 @@ def evaluate(
     if merge:
         if model is not None:
             raise GeneralistError("--merge joins parts as they lie there: name the evaluation's folder, and no --model")
-        if distributed.tells():  # nothing is run, and one process is enough
+        if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
     arguments: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _networks(subject: Path, model: str | None) -> list[str]:
     names = list(dict.fromkeys(_listed(model) or [])) if model is not None else ["best"]
     if not names:
         raise GeneralistError("--model names no network: leave it out for the best one")
-    if len(names) > 1 and distributed.launched()[1] > 1:
+    if len(names) > 1 and ranks.launched()[1] > 1:
         raise GeneralistError("under torchrun --model names one network: call it once for each")
     for name in names:
         if not (file := weights_file(subject, name)).is_file() and subject.is_dir():
@@ -125,14 +125,14 @@ def _print(summaries: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     found = []
     for summary in summaries:
         found.append(summary)
-        if distributed.tells() and not as_json:
+        if ranks.tells() and not as_json:
             show_evaluation(summary)
-    if distributed.tells() and as_json:
+    if ranks.tells() and as_json:
         sys.stdout.write(json.dumps(found[0] if len(found) == 1 else found, indent=2, sort_keys=True) + "\n")
 
 
 def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    rank, world = distributed.launched()
+    rank, world = ranks.launched()
     with _clear_stops():
         if world > 1:
             return _run_ranks(subject, arguments, quiet=quiet or rank > 0)

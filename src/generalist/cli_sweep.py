@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from generalist.console import console, print_version, training_listener
 from generalist.console_sweep import list_sweeps, show_sweep
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import SweepError
 from generalist.core.files import write_text
 from generalist.report.svg import file_text
@@ -64,7 +64,7 @@ def sweep(
     for name, value in (("--trials", limit), ("--timeout", timeout)):
         if value is not None and not value > 0:
             raise SweepError(f"{name} must be above 0, not {value:g}")
-    if distributed.launched()[1] > 1:
+    if ranks.launched()[1] > 1:
         raise SweepError(
             "a sweep's workers do not run under torchrun: start `generalist sweep` once for each GPU, "
             "as in CUDA_VISIBLE_DEVICES=1 generalist sweep SWEEP"

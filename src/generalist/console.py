@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from generalist._version import __version__
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.training.loop import Listener
@@ -56,10 +56,10 @@ def print_table(table: Table) -> None:
 
 def _complain(problem: object) -> None:
     """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
-    if not distributed.complains():
+    if not ranks.complains():
         return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
-    errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)
+    errors.print(f"error: {ranks.label()}{text[:2000]}", markup=False, soft_wrap=True)
 
 
 def _leave(code: int) -> NoReturn:
@@ -67,7 +67,7 @@ def _leave(code: int) -> NoReturn:
 
     The interpreter would take down connections to ranks that are gone, at which gloo was seen to hang and to abort.
     """
-    if distributed.failed():
+    if ranks.failed():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -117,7 +117,7 @@ def _say(text: str) -> None:
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
-    if not distributed.tells():
+    if not ranks.tells():
         yield Listener()
         return
     if not console.is_terminal:
