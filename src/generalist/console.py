@@ -7,9 +7,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -21,7 +20,9 @@ from generalist._version import __version__
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
-from generalist.training.loop import Listener
+
+if TYPE_CHECKING:
+    from generalist.training.loop import Listener
 
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
 
@@ -75,6 +76,11 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")  # where it was never imported, none of its errors was raised
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
 @contextmanager
 def clear_endings() -> Iterator[None]:
     """The user's mistakes end in one line and their exit code; faults of ours in a traceback and 1."""
@@ -86,13 +92,13 @@ def clear_endings() -> Iterator[None]:
     except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
         _complain(error)
         _leave(GeneralistError.exit_code)
-    except torch.OutOfMemoryError as error:
-        # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
-        figures = str(error).partition(" GPU ")[0]
-        remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
-        _complain(f"{figures} {remedy} on the device")
-        _leave(GeneralistError.exit_code)
-    except Exception:
+    except Exception as error:
+        if _is_out_of_memory(error):
+            # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
+            figures = str(error).partition(" GPU ")[0]
+            remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
+            _complain(f"{figures} {remedy} on the device")
+            _leave(GeneralistError.exit_code)
         errors.print_exception()
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
         _leave(1)
@@ -117,6 +123,8 @@ def _say(text: str) -> None:
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
+    from generalist.training.loop import Listener
+
     if not ranks.tells():
         yield Listener()
         return
