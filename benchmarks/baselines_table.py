@@ -15,7 +15,8 @@ from typing import Any
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory
-from generalist.recipe import Recipe, load_recipe, shipped_names, stage_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipe
+from generalist.shipped import shipped_names
 from generalist.sweep.measurements import final_measurements
 
 NATURAL, PGD, AA = "natural", "pgd-20", "aa"

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import generalist
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.training.loop import Listener
 
 BLOCK = 10
@@ -45,7 +45,7 @@ def measure(recipe: str, changes: list[str], device: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         generalist.train(recipe, overrides=[*quiet, *changes], out=out, device=device, listener=listener)
-    if distributed.launched()[0] == 0:
+    if ranks.launched()[0] == 0:
         steady = moments[BLOCK::BLOCK]  # the first block warms up
         if len(steady) < 2:
             sys.exit(f"{len(moments)} iterations are too few to time: raise train.epochs")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from generalist.evaluation.accuracy import Accuracy
-from generalist.recipe import shipped_text
+from generalist.shipped import shipped_text
 
 
 def write_run(path: Path, recipe: str, **evaluations: dict[str, tuple[int, int]]) -> Path:

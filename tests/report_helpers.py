@@ -15,7 +15,7 @@ import generalist
 from generalist import dial
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import Accuracy
-from generalist.recipe import shipped_text
+from generalist.shipped import shipped_text
 
 THREATS = ["linf:0.18", "l2:0.7"]
 SMALL = ["train.epochs=2", "validation.every=1", "validation.steps=2", "validation.images=40", "model.width=4"]

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from generalist.core.errors import GeneralistError
-from generalist.recipe import load_recipe, shipped_names, to_yaml
+from generalist.recipe import load_recipe, to_yaml
+from generalist.shipped import shipped_names
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 FIRST = ["at", "trades-6", "trades-1", "nt", "generalist-d", "generalist-d-linf-l2", "generalist-t"]

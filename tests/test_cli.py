@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,14 @@ from cli_helpers import run_main
 from rich.console import Console
 
 import generalist
-from generalist import cli
+from generalist import api, cli
+from generalist.bench.evaluate import STANDARD
+from generalist.bench.train import ENGINES
 from generalist.core.run import RunDirectory
-from generalist.recipe import load_recipe, shipped_names, shipped_text
+from generalist.evaluation.plan import PRESETS
+from generalist.export import FORMATS
+from generalist.recipe import load_recipe
+from generalist.shipped import shipped_names, shipped_text
 from generalist.training.artefacts import load_weights
 
 COMMANDS = {
@@ -132,6 +138,28 @@ def test_public_names_are_pinned() -> None:
     assert all(hasattr(generalist, name) for name in generalist.__all__)
 
 
+def test_public_names_are_there_before_they_are_loaded() -> None:
+    program = """
+import sys, generalist
+assert set(generalist.__all__) <= set(dir(generalist)) and "torch" not in sys.modules
+from generalist import *
+from generalist import api
+assert train is api.train is generalist.train and "torch" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'generalist' has no attribute 'trian'"):
+        generalist.trian  # noqa: B018
+
+
+def test_no_module_takes_the_place_of_a_public_function() -> None:
+    """An imported module becomes an attribute of its package: one called `gradcam` would be found for the function."""
+    modules = {module.name for module in pkgutil.iter_modules(generalist.__path__)}
+    assert "api" in modules and not modules & set(generalist.__all__)
+    program = "import generalist.report, generalist; assert callable(generalist.gradcam)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_commands_and_options_are_pinned() -> None:
     found = {}
     for name, command in commands().items():
@@ -141,6 +169,61 @@ def test_commands_and_options_are_pinned() -> None:
         }
         found[name] = options - {"--help"}
     assert found == {name: options | {"--version"} for name, options in COMMANDS.items()}
+
+
+def test_options_name_what_there_is_to_choose() -> None:
+    """In words of their own: to ask the modules that know would load PyTorch."""
+    options = {(name, option.opts[0]): option for name, command in commands().items() for option in command.params}
+    assert options["evaluate", "--preset"].help == f"{', '.join(PRESETS)} [default: standard]."
+    assert options["export", "--to"].help == f"{', '.join(FORMATS)}."
+    assert options["bench train", "--engines"].default == ",".join(ENGINES)
+    assert options["bench evaluate", "--attacks"].default == ",".join(STANDARD)
+
+
+# -- without PyTorch -------------------------------------------------------------------------------------------------
+
+CALLS = """
+import json, sys
+from generalist import cli
+
+codes = []
+for args in json.loads(sys.argv[1]):
+    sys.argv = ["generalist", *args]
+    try:
+        cli.main()
+    except SystemExit as ending:
+        codes.append(ending.code)
+    assert "torch" not in sys.modules, args
+print(json.dumps(codes))
+"""
+
+
+def codes_without_torch(calls: list[list[str]], **variables: str) -> list[int]:
+    """The exit codes of some command lines in one process, none of which may import torch."""
+    command = [sys.executable, "-c", CALLS, json.dumps(calls)]
+    environment = os.environ | variables
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return codes
+
+
+def test_help_and_lists_do_without_torch() -> None:
+    groups = ["", "bench", "data", "recipes"]
+    calls = [[*command.split(), flag] for command in [*groups, *COMMANDS] for flag in ("--help", "--version")]
+    calls += [["recipes", "list"], ["recipes", "show", "digits-t"], ["data", "list"], ["data", "check", "digits"]]
+    assert codes_without_torch(calls) == [0] * len(calls)
+
+
+def test_mistakes_in_a_command_line_are_told_without_torch() -> None:
+    calls = [["train", "digits-t", "--epochs", "3"], ["trian", "digits-t"], ["recipes", "show", "digit-t"]]
+    assert codes_without_torch(calls) == [2] * len(calls)
+
+
+@pytest.mark.parametrize("words", ["generalist ", "generalist train --"])
+def test_completion_does_without_torch(words: str) -> None:
+    place = str(words.count(" "))
+    assert codes_without_torch([[]], _GENERALIST_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place) == [0]
 
 
 # -- help and lists --------------------------------------------------------------------------------------------------
@@ -187,6 +270,18 @@ def test_recipes_list(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert "published" in out and "\N{HORIZONTAL ELLIPSIS}" not in out, "a narrow terminal loses nothing"
 
 
+def test_recipes_list_says_what_would_be_trained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=300))
+    _, out, _ = run_main(["recipes", "list"], monkeypatch, capsys)
+    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    for (name, *cells), expected in zip(shown, shipped_names(), strict=True):
+        recipe = load_recipe(expected)
+        learners = " + ".join(learner.name for learner in recipe.learners)
+        assert (name, *cells) == (expected, learners, str(recipe.train.epochs), recipe.style)
+
+
 def test_recipes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_main(["recipes", "show", "digits-t"], monkeypatch, capsys)
     assert (code, out, err) == (0, shipped_text("digits-t"), "")
@@ -224,7 +319,7 @@ def test_our_own_fault_is_a_traceback_and_exit_code_1(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a bug")
 
-    monkeypatch.setattr(cli.api, "train", fail)
+    monkeypatch.setattr(api, "train", fail)
     code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
     assert code == 1
     assert "a bug" in err and "fault of generalist" in err
@@ -237,7 +332,7 @@ def test_too_little_memory_is_a_clear_line(monkeypatch: pytest.MonkeyPatch, caps
             "GiB is free. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF"
         )
 
-    monkeypatch.setattr(cli.api, "train", fail)
+    monkeypatch.setattr(api, "train", fail)
     code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
     assert code == 2 and err.count("\n") == 1
     assert err.startswith("error: CUDA out of memory. Tried to allocate 20.00 GiB. Make train.batch_size or validation")
@@ -249,7 +344,7 @@ def test_control_c_outside_of_training_is_quiet(
     def interrupt(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.api, "train", interrupt)
+    monkeypatch.setattr(api, "train", interrupt)
     assert run_main(["train", "digits-t"], monkeypatch, capsys) == (130, "", "")
 
 

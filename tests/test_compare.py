@@ -13,10 +13,10 @@ import pytest
 from cli_helpers import run_main
 from compare_helpers import write_run, write_summary
 
-from generalist import cli_compare
 from generalist.compare import Comparison, compare
 from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.comparison_text import to_csv, to_latex, to_markdown
+from generalist.console import console
 from generalist.core.errors import GeneralistError, RunError
 from generalist.evaluation.accuracy import Accuracy
 from generalist.method_names import method_of
@@ -422,7 +422,7 @@ def test_natural_accuracy_comes_first(mine: Path) -> None:
 def test_a_narrow_terminal_gets_a_column_a_run(
     runs: int, mine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_compare.console, "width", 80)
+    monkeypatch.setattr(console, "width", 80)
     named = [shutil.copytree(mine, mine.parent / f"a-run-with-a-name-{number}") for number in range(runs)]
     code, out, _ = run_main(["compare", *map(str, named)], monkeypatch, capsys)
     assert code == 0 and max(map(len, out.splitlines())) <= 80

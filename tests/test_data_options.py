@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.dataset import materialise
-from generalist.data.options import DataOptions, ExtraOptions, Splits, data_root, load_splits
+from generalist.data.files import data_root
+from generalist.data.options import DataOptions, ExtraOptions, Splits, load_splits
 from generalist.data.sets import ImageSet, check_joins, from_arrays
 
 IMAGES = np.arange(6 * 8 * 8, dtype=np.uint8).reshape(6, 8, 8)

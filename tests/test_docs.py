@@ -17,7 +17,8 @@ from generalist.core.registry import Registry
 from generalist.data.sets import DATASETS
 from generalist.models import MODELS
 from generalist.objectives import OBJECTIVES
-from generalist.recipe import load_recipe, shipped_names
+from generalist.recipe import load_recipe
+from generalist.shipped import shipped_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from generalist import load, train
-from generalist.recipe import shipped_names
+from generalist.shipped import shipped_names
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from generalist import api
 from generalist.core.options import format_number
 from generalist.core.run import RunDirectory
 from generalist.evaluation.summary import Evaluation
-from generalist.recipe import load_recipe, shipped_names
+from generalist.recipe import load_recipe
+from generalist.shipped import shipped_names
 from generalist.stages import plan_runs
 
 NORMS = {

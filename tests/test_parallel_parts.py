@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_recipe, train
 
-from generalist.core import distributed
+from generalist.core import distributed, ranks
 from generalist.core.distributed import _have_own_gpus
 from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.run import RunDirectory
@@ -342,7 +342,7 @@ def test_without_a_launcher_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> N
         group.barrier()
         assert (group.rank, group.world, group.first) == (0, 1, True)
         assert group.gather_objects("x") == ["x"] and group.from_first(3) == 3 and group.agree([1, 2]) == [1, 2]
-    assert distributed.tells() and distributed.label() == ""
+    assert ranks.tells() and ranks.label() == ""
 
 
 @pytest.mark.parametrize("rank", ["three", "-1", "2"])
@@ -371,7 +371,7 @@ def test_a_mistake_of_another_node_alone_is_told_there(
         monkeypatch.setenv("LOCAL_RANK", local)
         code, _, error = run_main(["train", str(tmp_path / "missing.yaml")], monkeypatch, capsys)
         assert (code, error.count("\n")) == (2, told)
-        assert not distributed.tells()  # results are rank 0's to show
+        assert not ranks.tells()  # results are rank 0's to show
 
 
 def test_too_few_gpus_are_noticed_by_the_rank_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +400,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_as_long_as_one_that_works(mon
 def test_a_job_that_has_failed_takes_no_further_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that catches the error and trains again would wait for ranks that still wait for it."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(distributed._telling, "teller", True)
+    monkeypatch.setattr(ranks.telling, "teller", True)
     with pytest.raises(GeneralistError, match="start the job anew"), distributed.start():
         pass
 

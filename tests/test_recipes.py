@@ -20,16 +20,8 @@ from generalist.core.errors import GeneralistError, RecipeError
 from generalist.core.options import Options
 from generalist.objectives import OBJECTIVES
 from generalist.objectives.trades import TradesOptions
-from generalist.recipe import (
-    Recipe,
-    load_recipe,
-    parse,
-    parse_yaml,
-    shipped_names,
-    shipped_text,
-    stage_recipe,
-    to_yaml,
-)
+from generalist.recipe import Recipe, load_recipe, parse, parse_yaml, stage_recipe, to_yaml
+from generalist.shipped import shipped_names, shipped_text
 from generalist.training.options import LearnerOptions
 
 VARIANTS = ("d", "d-linf-l2", "t")

@@ -15,7 +15,8 @@ from generalist.core.run import RunDirectory
 from generalist.core.schedule import Schedule
 from generalist.objectives.base import build_objective
 from generalist.objectives.part import PixelReweighted
-from generalist.recipe import Recipe, load_recipe, shipped_names, stage_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipe
+from generalist.shipped import shipped_names
 from generalist.stages import plan_runs
 from generalist.training.options import LearnerOptions
 

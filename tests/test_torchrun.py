@@ -108,7 +108,7 @@ def test_a_failed_job_ends_without_taking_down_its_connections() -> None:
     program = """
 import atexit, os
 from generalist.console import clear_endings
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 
 class Connection:
@@ -117,7 +117,7 @@ class Connection:
 
 connection = Connection()
 atexit.register(print, "files are closed")
-distributed._telling.teller = True
+ranks.telling.teller = True
 with clear_endings():
     raise GeneralistError("lost")
 """

@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from generalist import api
 from generalist.cli_bench import bench_app
 from generalist.cli_compare import compare
 from generalist.cli_evaluate import evaluate
@@ -20,11 +19,14 @@ from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
 from generalist.console import clear_endings, console, print_version, show_run, training_listener
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError
-from generalist.data import download
-from generalist.data.options import data_root
-from generalist.recipe import load_recipe, shipped_names, shipped_text, to_yaml
+from generalist.core.plain_yaml import load_yaml
+from generalist.data.files import data_root
+from generalist.shipped import shipped_names, shipped_text
+
+# What needs PyTorch is imported in the functions that use it, here and in the other modules of the command line: it
+# takes seconds to load, for which nobody waits who asks for help, has mistyped an option or presses TAB.
 
 HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -86,6 +88,8 @@ def train(
 
     Example: generalist train digits-t --set train.epochs=20 --out runs/mine
     """
+    from generalist import api
+
     with training_listener(recipe) as listener:
         run = api.train(
             recipe,
@@ -98,7 +102,7 @@ def train(
             listener=listener,
             trackers=track or [],
         )
-    if distributed.tells():
+    if ranks.tells():
         show_run(run)
 
 
@@ -113,6 +117,8 @@ app.command()(export)
 @data_app.command("list")
 def data_list(version: Version = False) -> None:
     """List the data sets that have a name. Example: generalist data list"""
+    from generalist.data import download
+
     table = Table("name", "download (MB)", "what it is")
     for entry in download.describe():
         table.add_row(entry.name, str(entry.megabytes or "-"), entry.summary)
@@ -126,6 +132,8 @@ def data_get(
     version: Version = False,
 ) -> None:
     """Fetch a data set and verify it. Example: generalist data get cifar10 --root ~/data"""
+    from generalist.data import download
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         tasks = {}
@@ -146,6 +154,8 @@ def data_check(
     version: Version = False,
 ) -> None:
     """Verify the files of a data set. Example: generalist data check cifar10"""
+    from generalist.data import download
+
     states = download.check(name, data_root(root))
     for file in states:
         console.print(f"{file.state:8} {escape(str(file.path))}")
@@ -161,9 +171,9 @@ def recipes_list(version: Version = False) -> None:
     table.columns[0].no_wrap = True
     table.columns[-1].overflow = "fold"
     for name in shipped_names():
-        recipe = load_recipe(name)
-        learners = " + ".join(learner.name for learner in recipe.learners)
-        table.add_row(name, learners, str(recipe.train.epochs), recipe.style)
+        recipe = load_yaml(shipped_text(name), name)
+        learners = " + ".join(learner["name"] for learner in recipe["learners"])
+        table.add_row(name, learners, str(recipe["train"]["epochs"]), recipe.get("style", "default"))
     console.print(table)
     console.print("generalist recipes show NAME says where its settings come from", soft_wrap=True)
 
@@ -175,7 +185,12 @@ def recipes_show(
     version: Version = False,
 ) -> None:
     """Print a recipe. Example: generalist recipes show digits-t --resolved > mine.yaml"""
-    sys.stdout.write(to_yaml(load_recipe(name)) if resolved else shipped_text(name))
+    if not resolved:
+        sys.stdout.write(shipped_text(name))
+        return
+    from generalist.recipe import load_recipe, to_yaml
+
+    sys.stdout.write(to_yaml(load_recipe(name)))
 
 
 def main() -> None:

@@ -11,9 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from generalist.bench.evaluate import STANDARD, bench_evaluate, lines, load_case
-from generalist.bench.table import heading, table
-from generalist.bench.train import ENGINES, bench_train
 from generalist.console import console, errors, print_version, width_of
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json
@@ -45,7 +42,7 @@ def train(
         int | None, typer.Option(help="Iterations timed for each engine [default: 100 on a GPU, 20 on a CPU].")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    engines: Annotated[str, typer.Option(help="Which engines, with commas between.")] = ",".join(ENGINES),
+    engines: Annotated[str, typer.Option(help="Which engines, with commas between.")] = "graph,eager",
     published: Annotated[
         bool, typer.Option("--published/--no-published", help="Measure the published code's loop as well.")
     ] = True,
@@ -62,6 +59,9 @@ def train(
 
     Example: generalist bench train --recipe digits-d --device cpu --json -
     """
+    from generalist.bench.table import heading, table
+    from generalist.bench.train import bench_train
+
     shown = _listener(json_file)
     report = bench_train(
         recipe,
@@ -94,7 +94,9 @@ def evaluate(
     data: Annotated[str, typer.Option(help="A data set's name; its test images.")] = "digits",
     threat: Annotated[str, typer.Option(help="As in linf:8/255.")] = "linf:0.12",
     samples: Annotated[int, typer.Option(help="A seeded random subset of so many images.")] = 500,
-    attacks: Annotated[str, typer.Option(help="Which of AutoAttack's, with commas between.")] = ",".join(STANDARD),
+    attacks: Annotated[
+        str, typer.Option(help="Which of AutoAttack's, with commas between.")
+    ] = "apgd-ce,apgd-t,fab-t,square",
     batch_size: Annotated[int | None, typer.Option(help="Rows of a batch [default: by device and samples].")] = None,
     precision: Annotated[str, typer.Option(help="default, or fast: search in bfloat16.")] = "default",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -105,6 +107,8 @@ def evaluate(
 
     Example: generalist bench evaluate RUN --data cifar10 --threat linf:8/255 --samples 1000
     """
+    from generalist.bench.evaluate import bench_evaluate, lines, load_case
+
     shown = _listener(json_file)
     case = load_case(
         subject,

@@ -9,21 +9,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
-from generalist import api
 from generalist.console import print_version
-from generalist.console_evaluation import evaluation_listener, show_evaluation
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError, InterruptedRunError
 from generalist.core.run import RunDirectory
-from generalist.evaluation.directory import merge as merge_shards
-from generalist.evaluation.directory import merge_below
-from generalist.evaluation.plan import PRESETS, Mode, Precision
-from generalist.training.environment import choose_device
-from generalist.weights import weights_file
 
 SLOWEST = 7 * 86_400.0
 """Seconds that the first process to finish waits for the last: parts differ in how long attacks take on them."""
@@ -38,7 +31,7 @@ def evaluate(
         str | None, typer.Option(help="best, last, or a learner's NAME[@EPOCH]; several by commas [default: best].")
     ] = None,
     data: Annotated[str | None, typer.Option(help="A data set's name [default: the run's own test images].")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)} [default: standard].")] = None,
+    preset: Annotated[str | None, typer.Option(help="standard, quick, papers [default: standard].")] = None,
     attacks: Names = None,
     threats: Annotated[
         str | None, typer.Option(help="As in linf:8/255,l2:128/255 [default: those the run's learners train against].")
@@ -76,12 +69,14 @@ def evaluate(
 
     Example: generalist evaluate runs/digits-t --preset quick
     """
+    from generalist.evaluation.directory import merge_below
+
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
         if model is not None:
             raise GeneralistError("--merge joins parts as they lie there: name the evaluation's folder, and no --model")
-        if distributed.tells():  # nothing is run, and one process is enough
+        if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
     arguments: dict[str, Any] = {
@@ -109,10 +104,12 @@ def evaluate(
 
 def _networks(subject: Path, model: str | None) -> list[str]:
     """What is evaluated, one after the other; a name that the run does not have is told before the first."""
+    from generalist.weights import weights_file
+
     names = list(dict.fromkeys(_listed(model) or [])) if model is not None else ["best"]
     if not names:
         raise GeneralistError("--model names no network: leave it out for the best one")
-    if len(names) > 1 and distributed.launched()[1] > 1:
+    if len(names) > 1 and ranks.launched()[1] > 1:
         raise GeneralistError("under torchrun --model names one network: call it once for each")
     for name in names:
         if not (file := weights_file(subject, name)).is_file() and subject.is_dir():
@@ -122,17 +119,19 @@ def _networks(subject: Path, model: str | None) -> list[str]:
 
 def _print(summaries: Iterable[dict[str, Any]], *, as_json: bool) -> None:
     """Each as soon as it is there; JSON when all are."""
+    from generalist.console_evaluation import show_evaluation
+
     found = []
     for summary in summaries:
         found.append(summary)
-        if distributed.tells() and not as_json:
+        if ranks.tells() and not as_json:
             show_evaluation(summary)
-    if distributed.tells() and as_json:
+    if ranks.tells() and as_json:
         sys.stdout.write(json.dumps(found[0] if len(found) == 1 else found, indent=2, sort_keys=True) + "\n")
 
 
 def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    rank, world = distributed.launched()
+    rank, world = ranks.launched()
     with _clear_stops():
         if world > 1:
             return _run_ranks(subject, arguments, quiet=quiet or rank > 0)
@@ -140,6 +139,9 @@ def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, A
 
 
 def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+    from generalist import api
+    from generalist.console_evaluation import evaluation_listener
+
     if quiet:
         return api.evaluate(subject, **arguments).summary
     with evaluation_listener() as listener:
@@ -148,6 +150,10 @@ def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
 
 def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Rank i evaluates part i of the samples; when all are done, the first joins them into one summary."""
+    from generalist.core import distributed
+    from generalist.evaluation.directory import merge
+    from generalist.training.environment import choose_device
+
     if arguments["shards"] != "1/1":
         raise GeneralistError("torchrun's processes share the samples by themselves: leave --shards out")
     if arguments["corruptions"] or arguments["perturbations"]:
@@ -159,7 +165,7 @@ def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
         found = _run_alone(subject, {**arguments, **own}, quiet=quiet)
         folder = Path(found["directory"])  # its name is a fingerprint of all that was evaluated
         group.check_alike({"the weights, images or attacks": folder.name})
-        summary: dict[str, Any] = group.from_first(merge_shards(folder) if group.first else None)
+        summary: dict[str, Any] = group.from_first(merge(folder) if group.first else None)
     return summary
 
 
@@ -172,10 +178,10 @@ def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> Mode | Precision | None:
+def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
     if value is not None and value not in known:
         raise GeneralistError(f"--{name} is {' or '.join(known)}, not {value!r}")
-    return cast(Mode | Precision | None, value)
+    return value
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from rich.markup import escape
 
 from generalist.console import console, print_version
 from generalist.core.errors import GeneralistError
-from generalist.export import FORMATS, export_model
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 
 
 def export(
     subject: Annotated[Path, typer.Argument(help="A run directory, or a weights file.", metavar="RUN|FILE")],
-    to: Annotated[str, typer.Option(help=f"{', '.join(FORMATS)}.", metavar="FORMAT")],
+    to: Annotated[str, typer.Option(help="safetensors, hub-folder, onnx, robustbench.", metavar="FORMAT")],
     out: Annotated[
         Path | None, typer.Option(help="File or folder to write [default: in RUN/export, named by model and format].")
     ] = None,
@@ -32,6 +31,8 @@ def export(
 
     Example: generalist export runs/digits-t --to onnx --out digits.onnx
     """
+    from generalist.export import export_model
+
     if model is not None and subject.is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     done = export_model(subject, to=to, which=model or "best", out=out, force=force, trust_code=trust_code)

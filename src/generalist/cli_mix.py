@@ -9,9 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from generalist import dial
 from generalist.console import print_version
-from generalist.console_mix import curve_listener, mixture_record, show_curve, show_mixture
 from generalist.core.errors import GeneralistError
 from generalist.core.options import parse_number
 from generalist.core.run import RunDirectory
@@ -65,6 +63,8 @@ def mix(
 
     Example: generalist mix runs/digits-d --gamma 0.8
     """
+    from generalist import dial
+
     if (gamma is None) == (curve is None):
         raise GeneralistError("say --gamma for one model, or --curve for many: one of the two")
     dial.check_statistics(statistics)
@@ -115,6 +115,9 @@ def _refuse(owner: str, given: dict[str, bool]) -> None:
 
 
 def _one(run: RunDirectory, gamma: list[float], out: Path | None, common: dict[str, Any], *, as_json: bool) -> None:
+    from generalist import dial
+    from generalist.console_mix import mixture_record, show_mixture
+
     if out is not None and out.exists():
         raise GeneralistError(f"{out} exists already; choose another --out")
     which = {name: common[name] for name in ("epoch", "source", "trust_code")}
@@ -131,6 +134,9 @@ def _one(run: RunDirectory, gamma: list[float], out: Path | None, common: dict[s
 
 
 def _curve(run: RunDirectory, points: int, settings: dict[str, Any], *, as_json: bool) -> None:
+    from generalist import dial
+    from generalist.console_mix import curve_listener, show_curve
+
     if as_json:
         _write_json(dial.curve(run, points, **settings).model_dump(mode="json"))
         return

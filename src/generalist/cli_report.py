@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from generalist.console import console, print_version
-from generalist.report import write_report
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 
@@ -32,8 +31,9 @@ def report(
 
     Example: generalist report runs/digits-t runs/digits-at --out report.html --figures figures
     """
-    words = [word.strip() for word in formats.split(",") if word.strip()]
+    from generalist.report import write_report
 
+    words = [word.strip() for word in formats.split(",") if word.strip()]
     written = write_report(
         runs, out, figures=figures, formats=words, images=images, device=device, trust_code=trust_code
     )

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from generalist.console import console, print_version, training_listener
-from generalist.console_sweep import list_sweeps, show_sweep
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import SweepError
 from generalist.core.files import write_text
-from generalist.report.svg import file_text
-from generalist.sweep import trials
-from generalist.sweep.definition import load_sweep
-from generalist.sweep.results import to_csv
-from generalist.sweep.storage import Shared, choose_place, clear_storage_errors, open_shared
-from generalist.sweep.worker import Limits, run_sweep
-from generalist.sweep_plots import check_drawable, picture
-from generalist.training.environment import choose_device
+
+if TYPE_CHECKING:
+    from generalist.sweep.storage import Shared
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 
@@ -56,6 +50,13 @@ def sweep(
 
     Example: generalist sweep digits-gamma-end --out sweeps/gamma
     """
+    from generalist.console_sweep import list_sweeps
+    from generalist.sweep.definition import load_sweep
+    from generalist.sweep.storage import choose_place, open_shared
+    from generalist.sweep.worker import Limits, run_sweep
+    from generalist.sweep_plots import check_drawable
+    from generalist.training.environment import choose_device
+
     if shipped:
         list_sweeps()
         return
@@ -64,7 +65,7 @@ def sweep(
     for name, value in (("--trials", limit), ("--timeout", timeout)):
         if value is not None and not value > 0:
             raise SweepError(f"{name} must be above 0, not {value:g}")
-    if distributed.launched()[1] > 1:
+    if ranks.launched()[1] > 1:
         raise SweepError(
             "a sweep's workers do not run under torchrun: start `generalist sweep` once for each GPU, "
             "as in CUDA_VISIBLE_DEVICES=1 generalist sweep SWEEP"
@@ -91,6 +92,13 @@ def sweep(
 
 
 def _tell(shared: Shared, folder: Path, csv: Path | None, svg: Path | None) -> None:
+    from generalist.console_sweep import show_sweep
+    from generalist.report.svg import file_text
+    from generalist.sweep import trials
+    from generalist.sweep.results import to_csv
+    from generalist.sweep.storage import clear_storage_errors
+    from generalist.sweep_plots import picture
+
     with clear_storage_errors(shared.place):
         rows = trials.rows(shared)
     show_sweep(shared.sweep, rows, folder)

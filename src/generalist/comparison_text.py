@@ -122,3 +122,6 @@ _TEX = {PLUS_MINUS: r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{
 def _tex(text: str) -> str:
     special = rf"[\\~^&%$#_{{}}{PLUS_MINUS}]"
     return re.sub(special, lambda found: _TEX.get(found[0], "\\" + found[0]), " ".join(text.split()))
+
+
+WRITERS = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}

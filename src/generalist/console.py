@@ -7,9 +7,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
@@ -18,10 +17,12 @@ from rich.segment import Segment
 from rich.table import Table
 
 from generalist._version import __version__
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
-from generalist.training.loop import Listener
+
+if TYPE_CHECKING:
+    from generalist.training.loop import Listener
 
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
 
@@ -56,10 +57,10 @@ def print_table(table: Table) -> None:
 
 def _complain(problem: object) -> None:
     """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
-    if not distributed.complains():
+    if not ranks.complains():
         return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
-    errors.print(f"error: {distributed.label()}{text[:2000]}", markup=False, soft_wrap=True)
+    errors.print(f"error: {ranks.label()}{text[:2000]}", markup=False, soft_wrap=True)
 
 
 def _leave(code: int) -> NoReturn:
@@ -67,12 +68,17 @@ def _leave(code: int) -> NoReturn:
 
     The interpreter would take down connections to ranks that are gone, at which gloo was seen to hang and to abort.
     """
-    if distributed.failed():
+    if ranks.failed():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    torch = sys.modules.get("torch")  # where it was never imported, none of its errors was raised
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager
@@ -86,13 +92,13 @@ def clear_endings() -> Iterator[None]:
     except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
         _complain(error)
         _leave(GeneralistError.exit_code)
-    except torch.OutOfMemoryError as error:
-        # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
-        figures = str(error).partition(" GPU ")[0]
-        remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
-        _complain(f"{figures} {remedy} on the device")
-        _leave(GeneralistError.exit_code)
-    except Exception:
+    except Exception as error:
+        if _is_out_of_memory(error):
+            # The figures come in the first sentence; PyTorch's advice about its allocator follows and would mislead.
+            figures = str(error).partition(" GPU ")[0]
+            remedy = "Make train.batch_size or validation.batch_size smaller (evaluate: --batch-size), or free memory"
+            _complain(f"{figures} {remedy} on the device")
+            _leave(GeneralistError.exit_code)
         errors.print_exception()
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
         _leave(1)
@@ -117,7 +123,9 @@ def _say(text: str) -> None:
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
-    if not distributed.tells():
+    from generalist.training.loop import Listener
+
+    if not ranks.tells():
         yield Listener()
         return
     if not console.is_terminal:

@@ -10,7 +10,6 @@ import copy
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -20,8 +19,8 @@ from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import RecipeError
 from generalist.core.options import Number, Options
 from generalist.core.plain_yaml import apply_change, dump_yaml, load_yaml, merge, set_field
-from generalist.core.registry import unknown_name
 from generalist.core.run import RunDirectory
+from generalist.shipped import shipped_names, shipped_text, unknown_recipe
 from generalist.training.mixing_options import Name
 from generalist.training.options import Job
 
@@ -250,24 +249,6 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation, *(inner for extended in annotation.__subclasses__() for inner in _models_in(extended))]
     return [inner for argument in get_args(annotation) for inner in _models_in(argument)]
-
-
-def shipped_names() -> list[str]:
-    """The recipes that come with the package."""
-    files = resources.files("generalist").joinpath("recipes").iterdir()
-    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
-
-
-def unknown_recipe(name: str) -> str:
-    """The sentence that says that no recipe has this name."""
-    return unknown_name("recipe", name, shipped_names(), listing="generalist recipes list")
-
-
-def shipped_text(name: str) -> str:
-    """The YAML text of a shipped recipe."""
-    if name not in shipped_names():
-        raise RecipeError("", unknown_recipe(name))
-    return resources.files("generalist").joinpath("recipes", f"{name}.yaml").read_text()
 
 
 def read_raw(where: str | Path) -> dict[str, Any]:

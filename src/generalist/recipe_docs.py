@@ -18,7 +18,8 @@ from generalist.data import download
 from generalist.models.registry import MODELS
 from generalist.objectives import OBJECTIVES
 from generalist.objectives.base import ObjectiveOptions
-from generalist.recipe import Recipe, load_recipe, shipped_names
+from generalist.recipe import Recipe, load_recipe
+from generalist.shipped import shipped_names
 
 INTRODUCTION = """\
 # Recipes

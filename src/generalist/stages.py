@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from generalist._version import __version__
-from generalist.core import distributed
+from generalist.core import ranks
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
@@ -65,11 +65,11 @@ def shared_directory(
 
     A job that torchrun may start anew, after a rank was lost, begins its run or goes on with it, whichever it can.
     """
-    if out is None and distributed.restartable():
+    if out is None and ranks.restartable():
         raise RunError("torchrun may start this job anew: name the run with --out RUN, where it then goes on")
     found = None
     if group.first:
-        resume = resume or (distributed.restartable() and RunDirectory(Path(out or "")).exists())
+        resume = resume or (ranks.restartable() and RunDirectory(Path(out or "")).exists())
         found = run_directory(recipe, out, resume=resume, trust_code=trust_code), resume
     shared: tuple[RunDirectory, bool] = group.from_first(found)
     return shared

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from generalist.core.errors import GeneralistError, InterruptedRunError, LostRankError
+from generalist.core.ranks import failed, launched, telling, variable
 
 GRACE = 3.0
 """Seconds in which ranks that lost another one wait for it to say why, or for each other to say that they are there."""
@@ -105,63 +106,6 @@ class Group:
         return carried[0]
 
 
-@dataclass
-class _Telling:
-    """Who tells the user of a failure."""
-
-    teller: bool | None = None
-    """Whether this process does; None: no group has failed."""
-    label: str = ""
-    """What its message begins with."""
-
-
-_telling = _Telling()
-
-
-def launched() -> tuple[int, int]:
-    """(rank, world size) by the environment that torchrun sets; (0, 1) where there is none."""
-    return (_variable("RANK", 0), _variable("WORLD_SIZE", 1)) if "WORLD_SIZE" in os.environ else (0, 1)
-
-
-def restartable() -> bool:
-    """Whether torchrun would start this job's processes anew."""
-    return _variable("TORCHELASTIC_MAX_RESTARTS", 0) > 0
-
-
-def tells() -> bool:
-    """Whether this process is the one that talks to the user."""
-    if _telling.teller is not None:
-        return _telling.teller
-    try:
-        return launched()[0] == 0
-    except GeneralistError:  # an environment that names no rank: this is what there is to tell
-        return True
-
-
-def complains() -> bool:
-    """Whether this process is the one that tells the user of a failure: of several that fail together, one does.
-
-    Before they have met, one on each node: what is wrong there may be so on that node alone.
-    """
-    if _telling.teller is not None:
-        return _telling.teller
-    try:
-        rank, world = launched()
-        return world == 1 or _variable("LOCAL_RANK", rank) == 0
-    except GeneralistError:
-        return True
-
-
-def failed() -> bool:
-    """Whether the job that this process belongs to has."""
-    return _telling.teller is not None
-
-
-def label() -> str:
-    """`rank N: ` where a failure is that rank's, else nothing."""
-    return _telling.label
-
-
 @contextmanager
 def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iterator[Group]:
     """Join the job that this process belongs to and leave it at the end; on its own, a group of one.
@@ -196,19 +140,12 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     dist.destroy_process_group()
 
 
-def _variable(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isascii() or not text.isdecimal():
-        raise GeneralistError(f"the environment variable {name} is {text!r}, not a number; start with torchrun")
-    return int(text)
-
-
 def _place(device: torch.device) -> torch.device:
     """The GPU of this rank, where a GPU is wanted and none is named."""
     if str(device) != "cuda":
         return device
-    local, there = _variable("LOCAL_RANK", 0), torch.cuda.device_count()
-    here = max(local + 1, _variable("LOCAL_WORLD_SIZE", 1))  # all ranks of a node must see it, for the first to tell
+    local, there = variable("LOCAL_RANK", 0), torch.cuda.device_count()
+    here = max(local + 1, variable("LOCAL_WORLD_SIZE", 1))  # all ranks of a node must see it, for the first to tell
     if here > there:
         raise GeneralistError(
             f"local rank {here - 1} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
@@ -294,13 +231,13 @@ def _decide_who_tells(group: Group, error: BaseException) -> None:
     assert group.store is not None, "only a group that `start` has made is ended by it"
     try:
         lost = _missing(group, "here", unless=_CAUSE) if isinstance(error, LostRankError) else []
-        _telling.teller = group.store.compare_set(_CAUSE, "", str(group.rank)) == str(group.rank).encode()
+        telling.teller = group.store.compare_set(_CAUSE, "", str(group.rank)) == str(group.rank).encode()
         if group.first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             _missing(group, "left")  # the store is this process's own: the others must have read it
         else:
             group.store.set(f"left/{group.rank}", "")
     except RuntimeError:  # the store is gone with the process that held it: nobody else can be asked
-        _telling.teller, lost = True, []
+        telling.teller, lost = True, []
     if isinstance(error, LostRankError):
         names = f"rank {', '.join(map(str, lost))}" if lost else "another rank"
         error.args = (
@@ -308,7 +245,7 @@ def _decide_who_tells(group: Group, error: BaseException) -> None:
             "with a longer timeout if it was only slow",
         )
     if not isinstance(error, InterruptedRunError):  # to which all have agreed
-        _telling.label = f"rank {group.rank}: "
+        telling.label = f"rank {group.rank}: "
 
 
 def _missing(group: Group, sign: str, *, unless: str | None = None) -> list[int]:

@@ -1,11 +1,23 @@
-"""Where a data set's files lie below the root."""
+"""The directory with the data, and where a data set's files lie below it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from generalist.core.errors import DataError
+
+ROOT_VARIABLE = "GENERALIST_DATA"
+
+
+def data_root(root: str | Path | None) -> Path:
+    """The directory with the data: as given, else from the environment, else the user's cache."""
+    chosen = root or os.environ.get(ROOT_VARIABLE) or "~/.cache/generalist"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"cannot find the home directory of {chosen}: set {ROOT_VARIABLE}") from error
 
 
 def find_file(root: Path, name: str, layouts: Sequence[Sequence[str]], *, own_only: bool = False) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,10 @@ from generalist.core.registry import is_import_path, unknown_name
 from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a format registers its data sets)
 from generalist.data.augment import AugmentOptions
 from generalist.data.dataset import load_dataset, memory_budget
+from generalist.data.files import data_root
 from generalist.data.folder import load_folder, make_resident
 from generalist.data.sets import DATASETS, Images, ImageSet, check_joins, from_arrays
 
-ROOT_VARIABLE = "GENERALIST_DATA"
 _SPECIAL = ["arrays", "folder"]
 NAMED = 5
 """Corrupt files that a message names; environment.json has them all."""
@@ -145,15 +144,6 @@ class Splits:
             for split, files in self.skipped.items()
             if files
         ]
-
-
-def data_root(root: str | Path | None) -> Path:
-    """The directory with the data: as given, else from the environment, else the user's cache."""
-    chosen = root or os.environ.get(ROOT_VARIABLE) or "~/.cache/generalist"
-    try:
-        return Path(chosen).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"cannot find the home directory of {chosen}: set {ROOT_VARIABLE}") from error
 
 
 def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any = None) -> Splits:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from generalist import api
+from generalist.cam import gradcam
 from generalist.core.errors import GeneralistError
 from generalist.data.options import load_splits
 from generalist.data.sets import Images
@@ -19,7 +20,6 @@ from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.directory import read_shards
 from generalist.evaluation.records import Header, shard_files
 from generalist.evaluation.verdicts import Bools, Verdicts
-from generalist.gradcam import gradcam
 from generalist.report.pictures import Examples, Floats, read_examples
 from generalist.report.runs import Network
 

@@ -19,7 +19,8 @@ from generalist.core.errors import GeneralistError, RecipeError, SweepError
 from generalist.core.plain_yaml import dump_yaml, load_yaml
 from generalist.core.random import uniform
 from generalist.core.registry import unknown_name
-from generalist.recipe import MAX_BYTES, Recipe, load_recipe, read_raw, shipped_names
+from generalist.recipe import MAX_BYTES, Recipe, load_recipe, read_raw
+from generalist.shipped import shipped_names
 from generalist.sweep.expression import Expression, parse_expression
 from generalist.sweep.measurements import example_record
 from generalist.sweep.options import SearchOptions, SweepOptions, as_text
