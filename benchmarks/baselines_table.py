@@ -315,13 +315,15 @@ class Table:
         if len(wanted.threats) > 1:
             names |= {UNION: "union", MEAN: "mean"}
         best = {name: max((row.value(name) or 0 for row in rows), default=0) for name in names}
-        heads = ["method", "trains against", "epochs", *names.values(), "training, min", "evaluation, min"]
+        heads = ["method", "trains against", "epochs", "cost", *names.values(), "training, min", "evaluation, min"]
         lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)]]
         for row in rows:
             cells = [_percent(row.value(name), best=best[name]) for name in names]
             times = [f"{row.minutes[kind]:.1f}" if kind in row.minutes else "-" for kind in ("training", "evaluation")]
             epochs = " + ".join(map(str, row.method.epochs))
-            lines.append([row.method.name, row.method.against(wanted.threats), epochs, *cells, *times])
+            cost = row.method.cost(self.epochs)
+            told = [row.method.name, row.method.against(wanted.threats), epochs, "-" if cost is None else f"{cost:.2f}"]
+            lines.append([*told, *cells, *times])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def _notes(self, rows: list[Row]) -> list[str]:
@@ -343,6 +345,8 @@ class Table:
             "threats that it trains against, on images held out of training, unless its recipe has another rule.",
             "Epochs: one number for each stage. A recipe shorter than the schedule keeps its own length."
             + self._about_batches(),
+            "Cost: forward and backward passes an image through all of training, those of at being 1; counted, while "
+            "minutes depend on what else ran.",
             "Minutes of training are those of the iterations, with compilation, without start and validation; those of "
             "evaluation leave out its start." + self._about_sharing(),
             *self._about_environments(rows),

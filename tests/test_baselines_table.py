@@ -171,7 +171,8 @@ def test_rows_are_sorted_and_what_is_lacking_is_named(program: ModuleType, table
     text = made.as_markdown()
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert [line[0] for line in lines] == ["| method", "| ---", "| at-max", "| at", "| nt"]
-    assert "**30.00**" in lines[2] and "20.00" in lines[3] and lines[4][6:10] == ["-", "-", "-", "-"]
+    assert "**30.00**" in lines[2] and "20.00" in lines[3] and lines[4][7:11] == ["-", "-", "-", "-"]
+    assert [line[3] for line in lines] == ["cost", "---:", "1.96", "1.00", "0.13"]
     assert text.startswith("# Baselines of cifar10-resnet18, 30 epochs\n\n```sh\npython it\n```\n")
     assert "ranks the methods only under this budget" in text
     assert "all 10 test images" in text and "7 of them, the same for all" in text and "10.0 points either way" in text
@@ -293,3 +294,23 @@ def check_against_the_runs(out: Path) -> None:
         epochs = [json.loads(line)["epoch"] for line in (out / "runs" / name / "metrics.jsonl").open()]
         assert epochs == list(range(1, told[name]["epochs"][0] + 1))
         assert len(told[name]["commands"]) == 3 and len(told[name]["evaluations"]) == 2
+
+
+def test_the_page_says_what_the_json_says() -> None:
+    results = PROGRAMS.parent / "docs" / "results"
+    rows = {row["method"]: row for row in json.loads((results / "baselines.json").read_text())["rows"]}
+    lines = [line.strip("| ").split(" | ") for line in (results / "baselines.md").read_text().splitlines()]
+    heads, _, *told = [line for line in lines if len(line) > 5]
+    threats = {"linf": "linf:8/255", "l2": "l2:128/255"}
+    columns = {
+        f"{short} {norm}": f"{attack}/{threat}"
+        for short, attack in (("PGD-20", "pgd-20"), ("AA", "aa"))
+        for norm, threat in threats.items()
+    }
+    columns |= {"natural": "natural", "union": "union_worst_case", "mean": "mean_over_threats"}
+    assert sorted(line[0] for line in told) == sorted(rows)
+    for line in told:
+        cells, row = dict(zip(heads, line, strict=True)), rows[line[0]]
+        for head, name in columns.items():
+            assert float(cells[head].strip("*")) == pytest.approx(100 * row["figures"][name]["value"], abs=0.0051), line
+        assert float(cells["cost"]) == row["cost_relative_to_at"] and cells["trains against"] == row["against"]

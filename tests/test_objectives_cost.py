@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from dataclasses import replace
@@ -14,6 +15,7 @@ from objectives_toy import make_toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from generalist.objectives import OBJECTIVES
+from generalist.recipe import load_recipe
 
 STEPS = 10
 BESIDE = {"beside": ["l2:0.3"]}
@@ -90,6 +92,19 @@ def test_passes_of_an_iteration(tmp_path: Path, objective: Any, forward: int, im
 def test_msd_in_terms_of_at(tmp_path: Path, objective: Any, times: float) -> None:
     relative = passes(objective, tmp_path / "msd").cost / passes("at", tmp_path / "at").cost
     assert relative == pytest.approx(times, rel=0.1)
+
+
+def test_the_costs_in_the_table_of_baselines_are_those_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """part's maps cost 2 passes more than its iterations; rmc and the Generalists are sums of others."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    told = dict(importlib.import_module("baselines_table").PASSES)
+    for name in [name for name in told if name != "rmc" and not name.startswith("generalist")]:
+        objective = load_recipe(f"baseline-digits-{name}").learners[0].objective.model_dump(mode="json")
+        counted = passes("nt" if name == "nt" else objective, tmp_path / name).cost
+        assert told[name] == counted + (2 if name == "part" else 0), name
+    assert told["generalist-d"] == told["at"] + told["nt"]
+    assert told["generalist-t"] == told["generalist-d-linf-l2"] + told["nt"] == 2 * told["at"] + told["nt"]
+    assert told["rmc"] == 2 * told["at"] + told["msd"] / 2
 
 
 def shipped() -> list[str]:
