@@ -205,11 +205,13 @@ def test_trades_is_named_by_its_beta_and_other_norms_by_theirs() -> None:
         ("{kind: msd, beside: ['l2:0.5', 'l1:1']}", "msd (linf, l2, l1)"),
         ("{kind: e-at, beside: ['l1:1']}", "e-at"),
         ("{kind: e-at, beside: ['l2:1']}", "e-at (linf, l2)"),
+        ("score", "score"),
+        ("{kind: score, form: at}", "score-at"),
         ("awp", "awp"),
         ("{kind: awp, around: trades}", "awp around trades-6"),
         (
-            "{kind: awp, around: {kind: awp, around: {kind: msd, beside: ['l1:1']}}}",
-            "awp around awp around msd (linf, l1)",
+            "{kind: awp, around: {kind: rmc, ends: [a, b], around: {kind: msd, beside: ['l1:1']}}}",
+            "awp around rmc (linf, l1)",
         ),
         ("{kind: rmc, ends: [a, b]}", "rmc"),
         ("{kind: rmc, ends: [a, b], around: at}", "rmc around at"),
@@ -234,6 +236,9 @@ def test_ours_beside_the_published_figures(mine: Path) -> None:
     assert cell(found, 1, "aa/linf:8/255") == values["aa-linf"]
     assert cell(found, 1, UNION_MEAN) == values["union-mean"]
     assert UNION_WORST not in found.rows[1].cells, "the papers have no worst case over threats"
+    epochs = load_recipe(mine / "recipe.yaml").train.epochs
+    assert f"epochs of training: {found.rows[0].name}: {epochs}; the papers, on CIFAR-10: 120" in found.remarks()
+    assert not any("epochs" in said for said in compare([mine]).remarks())
 
 
 def test_the_papers_deviations_are_shown_where_they_print_them(tmp_path: Path) -> None:

@@ -118,3 +118,19 @@ def test_docstrings_say_what_is_minimised_by_whom_and_what_it_costs(name: str) -
     assert name == "nt" or re.search(r", (19|20)\d\d\b|the papers' AT", text), "its source"
     cost = re.split(r"\b[Cc]osts\b", text)[1]
     assert name == "at" or re.search(r"\bAT\b", cost), "relative to AT"
+
+
+WORDS = {0.75: "last quarter", 1 / 6: "a sixth", 0: "0", None: "none"}
+"""How docstrings say constants that they do not give as numbers."""
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_docstrings_say_the_constants(name: str) -> None:
+    """Every number that an objective has by default, and the threats beside the learner's own."""
+    text = inspect.getdoc(OBJECTIVES.get(name)) or ""
+    defaults = {key: field.default for key, field in OBJECTIVES.get(name).Options.model_fields.items()}
+    numbers = {key: value for key, value in defaults.items() if type(value) in (int, float) and key != "temperature"}
+    for key, value in numbers.items():
+        assert re.search(rf"(?<![\d.]){re.escape(WORDS.get(value, f'{value:g}'))}(?![\d])", text), (key, value)
+    for threat in defaults.get("beside", []):
+        assert str(threat).replace(":", " ") in text, threat

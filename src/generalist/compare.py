@@ -31,7 +31,7 @@ from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.directory import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
-from generalist.recipe import load_recipe
+from generalist.recipe import load_recipe, stage_recipe
 from generalist.shift_figures import shift_figures
 
 AUTOATTACK = "aa"
@@ -79,6 +79,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     if not groups:
         raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
+    stages = [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages]
+    epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
@@ -88,7 +90,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         means, single = shift_figures(path.parent for path in files)
         cells = {**_cells(summaries), **means}
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), cells, what.subject)
-        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, recipe.train.seed, single)))
+        last = (recipe.train.seed, epochs, single)
+        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, *last)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 
@@ -277,6 +280,12 @@ class Comparison:
                 said.append(
                     f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
                 )
+        if any(row.source != OURS for row in self.rows):
+            lengths = dict[str, list[str]]()
+            for row in self.rows:
+                lengths.setdefault(row.epochs, []).append(row.name)
+            told = (f"{'; '.join(names)}: {epochs}" for epochs, names in lengths.items() if epochs)
+            said.append(f"epochs of training: {', '.join(told)}; the papers, on CIFAR-10: 120")
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
             said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
         if any(row.details for row in self.rows):

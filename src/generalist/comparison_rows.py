@@ -61,6 +61,8 @@ class Row:
     recipe: str = ""
     """The run's recipe without its seed."""
     seed: int = 0
+    epochs: str = ""
+    """How long it was trained: a number, or one for each stage; empty where nothing says it."""
     details: dict[str, Cell] = field(default_factory=dict)
     """Figures that would make a table too wide: single corruptions and sequences."""
 

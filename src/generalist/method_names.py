@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from generalist.objectives.base import ObjectiveOptions
 from generalist.objectives.norms import SeveralNormsOptions
+from generalist.objectives.score import ScoreOptions
 from generalist.objectives.trades import TradesOptions
 from generalist.objectives.wrapper import WrapperOptions
 from generalist.training.options import LearnerOptions
@@ -45,4 +46,8 @@ def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
         kind = objective.kind
         return kind if objective.around.kind == getattr(usual, "kind", usual) else f"{kind} around {inside}", beside
     beside = [threat.norm for threat in fields["beside"].default] if isinstance(objective, SeveralNormsOptions) else []
-    return f"trades-{objective.beta:g}" if isinstance(objective, TradesOptions) else objective.kind, beside
+    if isinstance(objective, TradesOptions):
+        return f"trades-{objective.beta:g}", beside
+    if isinstance(objective, ScoreOptions) and objective.form == "at":
+        return f"{objective.kind}-at", beside  # the papers do not say which form is theirs; the default one is score
+    return objective.kind, beside

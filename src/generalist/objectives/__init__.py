@@ -2,6 +2,7 @@
 
 from generalist.objectives import (  # noqa: F401  (importing registers them)
     agr,
+    ar_at,
     at,
     at_half,
     at_linf_l2,

@@ -120,10 +120,11 @@ class Distilled(Objective):
 
 @OBJECTIVES.register("nt-distil")
 class NaturalDistillation(Distilled):
-    """Minimises (1 - weight) CE(x) + weight CE(p(x), teacher's p(x)) (Hinton et al., 2015, without its scaling), or
-    with `match: logits` the mean of (z(x) - teacher's z(x))^2 in place of the second.
+    """Minimises (1 - weight) CE(x) + weight CE(p(x), teacher's p(x)), weight = 0.5 (Hinton et al., 2015, without its
+    scaling), or with `match: logits` the mean of (z(x) - teacher's z(x))^2 in place of the second.
 
-    Costs a forward and a backward pass, and a forward pass of the teacher: about a sixth of AT with 10 steps.
+    The teacher is an average of the learner's own weights (decay 0.999), or what `teacher` says. Costs a forward and a
+    backward pass, and a forward pass of the teacher: about a sixth of AT with 10 steps.
     """
 
     adversarial = False
@@ -137,13 +138,13 @@ class NaturalDistillation(Distilled):
 
 @OBJECTIVES.register("at-distil")
 class AdversarialDistillation(Distilled):
-    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), x' from PGD on CE with the label; with
-    `match: logits` the mean of (z(x') - teacher's z(x))^2 in place of the second.
+    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), weight = 0.5, x' from PGD on CE with the label;
+    with `match: logits` the mean of (z(x') - teacher's z(x))^2 in place of the second.
 
-    The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher this
-    works against robust over-fitting. With logits, weight 1 and the natural learner beside it as the teacher it is
-    learnable boundary guidance (Cui et al., 2021, "Learnable boundary guided adversarial training", without the
-    TRADES term), where the teacher is an epoch old at most.
+    The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher
+    (decay 0.999) it works against robust over-fitting. With logits, weight 1 and the natural learner beside it as the
+    teacher it is learnable boundary guidance (Cui et al., 2021, "Learnable boundary guided adversarial training",
+    without the TRADES term), where the teacher is an epoch old at most.
 
     Costs steps + 1 forward and backward passes, as AT, and a forward pass of the teacher.
     """

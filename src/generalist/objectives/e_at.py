@@ -31,10 +31,11 @@ class ExtremeNorms(SeveralNorms):
     """Minimises CE(x'), x' from PGD in one of the norms: each batch draws one, with a weight of 1 minus the robust
     accuracy that training has seen in that norm (Croce and Hein, 2022).
 
-    The accuracies are those of the training passes, means over the batches of the epoch before, read once an epoch, so
-    that no iteration waits for the device; a norm that had no batch keeps its last one, and in the first epoch all
-    norms are drawn alike. The authors' code attacks by APGD and counts what resists it, over all batches since training
-    began. Costs steps + 1 forward and backward passes, as AT does.
+    The norms are the learner's own and l1 12, or what `beside` says. The accuracies are those of the training passes,
+    means over the batches of the epoch before, read once an epoch, so that no iteration waits for the device; a norm
+    that had no batch keeps its last one, and in the first epoch all norms are drawn alike. The authors' code attacks by
+    APGD and counts what resists it, over all batches since training began. Costs steps + 1 forward and backward passes,
+    as AT does.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ExtremeOptions

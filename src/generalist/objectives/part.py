@@ -45,10 +45,11 @@ class PartOptions(ObjectiveOptions):
 @OBJECTIVES.register("part")
 class PixelReweighted(AdversarialTraining):
     """Minimises CE(x'), x' from PGD in which pixels that speak for the class may move by eps and the others only by
-    `rest` (Zhang et al., 2024).
+    `rest`, by default 7/8 eps (Zhang et al., 2024).
 
-    At the start of every epoch after the warm-up each training image gets a mask from the class-activation map of its
-    label (in the authors' code: of the class that the network names), kept by sample index; a batch's masks are cropped
+    At the start of every epoch after the warm-up (a sixth of training) each training image gets a mask: the pixels at
+    which the class-activation map of its label is at least `threshold` = 1 times the map's mean (the authors' code: the
+    map of the class that the network names, and another rule). It is kept by sample index; a batch's masks are cropped
     and flipped as its images are (padding counts as not mattering). Extra images (`data.extra`) and images in which
     nothing speaks for the label keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward
     passes, as AT does, and one more for the maps.

@@ -56,12 +56,13 @@ class RampOptions(SeveralNormsOptions):
 
 @OBJECTIVES.register("ramp")
 class Ramp(SeveralNorms):
-    """Minimises max_p CE(x'_p), example by example over two norms, + pairing * KL(p(x'_1) || p(x'_2)), a mean over
-    the examples that are right under the first norm (Jiang and Singh, 2024).
+    """Minimises max_p CE(x'_p), example by example over two norms, + pairing * KL(p(x'_1) || p(x'_2)), a mean over the
+    examples that are right under the first norm, pairing = 5 (Jiang and Singh, 2024).
 
-    Beside it a copy of the network is trained on clean images. Both start an epoch from the same weights; at its end
-    every tensor becomes old + s max(cos, 0) d_clean + (1 - s) d_adv, where d are the two movements of the epoch, cos
-    the cosine between them and s = `clean_share`; BatchNorm's statistics alike. Costs 2 (steps + 1) + 1 forward and
+    The norms are the learner's own and l2 128/255, or what `beside` says. Beside it a copy of the network is trained on
+    clean images (SGD, momentum 0.9, weight decay 0.0005). Both start an epoch from the same weights; at its end every
+    tensor becomes old + s max(cos, 0) d_clean + (1 - s) d_adv, where d are the two movements of the epoch, cos the
+    cosine between them and s = `clean_share` = 0.5; BatchNorm's statistics alike. Costs 2 (steps + 1) + 1 forward and
     backward passes: about twice AT.
 
     In three points the authors' code differs: it attacks by APGD; it chooses the worse image in evaluation mode and

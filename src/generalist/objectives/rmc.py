@@ -59,17 +59,17 @@ class RmcOptions(WrapperOptions):
 
 @OBJECTIVES.register("rmc")
 class RobustModeConnectivity(Wrapper):
-    """Minimises the expectation over t ~ U(0, 1), drawn once a batch, of another objective (`around`, attack and
-    loss) at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
+    """Minimises the expectation over t ~ U(0, 1), drawn once a batch, of another objective (`around`, attack and loss)
+    at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
 
     The learner's weights are the curve's point m = w(1/2), so that they are a network at all times; the control point
     is 2 m - (w(0) + w(1)) / 2, and w(t) = (1 - t)(1 - 2t) w(0) + 4t(1 - t) m + t(2t - 1) w(1). Training starts at the
     mean of the ends. The optimizer's weight decay acts on m. (The authors train the control point, with which the curve
     moves a quarter as far at the same learning rate, and put the penalty on w(t).) BatchNorm's running statistics are
     of no one t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation the t
-    with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of its
-    own; that network is validated and saved. Alone, the learner cannot be redistributed: the curve would be moved to
-    that point. Costs what `around` does (with msd about twice AT), beside the two ends.
+    of 11 with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of
+    its own from 2000 training images; that network is validated and saved. Alone, the learner cannot be redistributed:
+    the curve would be moved to that point. Costs what `around` does (with msd about twice AT), beside the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions

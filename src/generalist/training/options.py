@@ -316,7 +316,8 @@ class Job(Options):
     def _check_loop(self) -> None:
         epochs, redistribution = self.train.epochs, self.mixing.redistribution
         first = self.learners[0].objective
-        if len(self.learners) == 1 and self.redistribution().every != 0 and class_of(first).chooses_network(first):
+        restarts = len(self.learners) == 1 and self.redistribution().last_apart(epochs) is not None
+        if restarts and class_of(first).chooses_network(first):
             raise ValueError(
                 f"mixing.redistribution.every: {first.kind!r} alone would restart from the one network that it has "
                 "chosen among many; leave it out, or set it to 0"
