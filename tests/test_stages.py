@@ -337,3 +337,39 @@ def test_what_there_is_to_say_of_a_later_stage_is_said_once(tmp_path: Path, unin
     overrides = ["train.seed=1", "train.epochs=1"]  # another seed holds out images that the source was trained on
     train({**RECIPE, "stages": stages}, overrides=overrides, out=tmp_path / "run", listener=Listener(say=said.append))
     assert len([text for text in said if "held out here" in text]) == 1
+
+
+def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_path: Path) -> None:
+    """While gamma is 1 the others leave no trace: two stages, the lead learner alone and then all, end bit for bit in
+    the same network."""
+    linf, natural = RECIPE["learners"]
+    l2 = {**linf, "name": "l2", "threat": "l2:0.5", "optimizer": {"lr": 0.05}}
+
+    def learners(*own: dict[str, Any], until: float) -> list[dict[str, Any]]:
+        return [{**learner, "schedule": {"epochs": [0, until], "values": [1, 1 - until / 8]}} for learner in own]
+
+    mixing = {
+        "decay": 0.9,
+        "warmup": False,
+        "gamma": {"epochs": [0, 2, 4], "values": [1, 1, 0.4]},
+        "redistribution": {"every": 1, "start_epoch": 2},
+    }
+    whole = {**RECIPE, "mixing": mixing, "learners": learners(linf, natural, l2, until=4), "stages": []}
+    whole["train"] = {**RECIPE["train"], "epochs": 4}
+    alone = {
+        "learners": learners(linf, until=2),
+        "mixing": {**mixing, "gamma": 1, "redistribution": {"every": 0}},
+        "train": {"epochs": 2},
+    }
+    start = dict.fromkeys(("linf", "natural", "l2"), "alone#global")
+    together = {"name": "together", "start": start, "change": {"train": {"start_epoch": 2}}}
+    runs = [
+        train(raw, out=tmp_path / name, device="cpu")
+        for name, raw in (
+            ("one-stage", whole),
+            ("two-stages", {**whole, "stages": [{"name": "alone", "change": alone}, together]}),
+        )
+    ]
+    ends = [load_weights(run.last)[0] for run in runs]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    assert [len(run.read_metrics()) for run in runs] == [4, 2]

@@ -77,7 +77,7 @@ def test_the_ablations_of_the_results_pages_branch_off_one_run() -> None:
     assert len(paths) == 6
     for sweep in map(load_sweep, map(str, paths)):
         recipes = [sweep.recipe(sweep.choice(number)) for number in range(sweep.options.total)]
-        assert {recipe.stages[0].start for recipe in recipes} == {"runs/log/runs/020-augment@75"}
+        assert {recipe.stages[0].start for recipe in recipes} == {"runs/log/runs/020-at@75"}
         assert {(recipe.train.start_epoch, recipe.train.epochs) for recipe in recipes} == {(75, 90)}
 
 
