@@ -209,7 +209,7 @@ ROWS = [
     called(
         "--resume with another recipe",
         *("train", "base.yaml", "--set", "train.seed=7", "--resume", "--out", "run"),
-        says="train: differs from that of run",
+        says="train.seed: differs from that of run",
         needs_run=True,
     ),
     called(

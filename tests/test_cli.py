@@ -156,6 +156,9 @@ def test_no_module_takes_the_place_of_a_public_function() -> None:
     """An imported module becomes an attribute of its package: one called `gradcam` would be found for the function."""
     modules = {module.name for module in pkgutil.iter_modules(generalist.__path__)}
     assert "api" in modules and not modules & set(generalist.__all__)
+    program = "import generalist; generalist.dial.curve, generalist.export.export_model, generalist.report_is_no_name"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stderr.endswith("module 'generalist' has no attribute 'report_is_no_name'\n"), "the others are there"
     program = "import generalist.report, generalist; assert callable(generalist.gradcam)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
@@ -474,6 +477,23 @@ def stopped_in_the_middle(folder: Path, number: signal.Signals) -> tuple[int, st
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     return process.returncode, err
+
+
+def test_runs_that_nothing_is_said_of_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits-nt", "--set", "train.epochs=1", "--set", "model.width=4", "--device", "cpu"]
+    code, _, err = run_main([*words, "--resume"], monkeypatch, capsys)
+    assert code == 2 and "nothing to resume: there is no runs/digits-nt; name the run with --out RUN" in err
+    code, out, err = run_main(words, monkeypatch, capsys)
+    assert code == 0 and "is there already" not in out, err
+    code, out, err = run_main([*words, "--resume"], monkeypatch, capsys)
+    assert code == 0 and "runs/digits-nt has finished (epoch 1 of 1): nothing is left to do" in out, err
+    code, out, err = run_main(words, monkeypatch, capsys)
+    assert code == 0 and "runs/digits-nt is there already: this run is runs/digits-nt-2" in out, err
+    code, _, err = run_main([*words, "--resume"], monkeypatch, capsys)
+    assert code == 2 and "there are runs/digits-nt, runs/digits-nt-2; name the run" in err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

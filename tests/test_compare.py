@@ -241,6 +241,19 @@ def test_ours_beside_the_published_figures(mine: Path) -> None:
     assert not any("epochs" in said for said in compare([mine]).remarks())
 
 
+def test_what_keeps_runs_from_being_compared_is_said(tmp_path: Path) -> None:
+    accuracy = {"natural": (90, 100)}
+    runs = [
+        write_run(tmp_path / name, recipe, best=accuracy)
+        for name, recipe in (("one", "digits-d"), ("two", "baseline-digits-at"), ("three", "cifar10-resnet18-d"))
+    ]
+    said = compare(runs).remarks()
+    assert "the data sets differ: figures on one say nothing about those on another" in said
+    assert "trained against different threats: one: linf:0.18, two: linf:0.1, three: linf:8/255" in said
+    alike = compare([runs[0], write_run(tmp_path / "four", "digits-t", best=accuracy)]).remarks()
+    assert not any("differ" in line for line in alike), "an l2 learner beside is the method's, not the comparison's"
+
+
 def test_the_papers_deviations_are_shown_where_they_print_them(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "svhn-d", a={"natural": (9, 10), "aa/linf:8/255": (4, 10)})
     found = compare([run], paper=True)

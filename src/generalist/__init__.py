@@ -21,6 +21,8 @@ else:
     _HOME = {"evaluate": "api", "gradcam": "cam", "load": "api", "mix": "api", "train": "api"}
 
     def __getattr__(name: str) -> Any:
+        if name in ("dial", "export"):  # what the documentation calls by these names
+            return import_module(f"{__name__}.{name}")
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

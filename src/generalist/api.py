@@ -34,7 +34,7 @@ from generalist.evaluation.out_of_distribution import (
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
 from generalist.recipe import Recipe, load_recipe
-from generalist.stages import check_ranks, shared_directory, train_runs
+from generalist.stages import check_ranks, folder_of, shared_directory, train_runs
 from generalist.tracking import Tracker, make_trackers
 from generalist.training.artefacts import load_weights
 from generalist.training.environment import choose_device
@@ -81,6 +81,8 @@ def train(
     with distributed.start(choose_device(device), timeout=whole.train.parallel.timeout) as group:
         check_ranks(whole, source, group)
         run, resume = shared_directory(whole, out, resume=resume, group=group, trust_code=trust_code)
+        if out is None and not resume and run.path.name != folder_of(whole) and listener and group.first:
+            listener.say(f"{run.path.with_name(folder_of(whole))} is there already: this run is {run.path}")
         train_runs(
             whole,
             run,

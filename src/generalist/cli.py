@@ -144,7 +144,8 @@ def data_get(
             progress.update(tasks[file], completed=here, total=total)
 
         where = download.get(name, data_root(root), progress=follow)
-    console.print(f"{escape(name)}: whole, in {escape(str(where))}")
+    found = f"whole, in {escape(str(where))}" if where.exists() else "comes with the package"
+    console.print(f"{escape(name)}: {found}")
 
 
 @data_app.command("check")

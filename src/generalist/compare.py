@@ -81,6 +81,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
     stages = [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages]
     epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
+    own_threats = (str(threat) for learner in recipe.learners for threat in learner.threats())
+    against = ", ".join(dict.fromkeys(own_threats))
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
@@ -90,7 +92,7 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         means, single = shift_figures(path.parent for path in files)
         cells = {**_cells(summaries), **means}
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), cells, what.subject)
-        last = (recipe.train.seed, epochs, single)
+        last = (recipe.train.seed, epochs, against, single)
         rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, *last)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
@@ -280,12 +282,7 @@ class Comparison:
                 said.append(
                     f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
                 )
-        if any(row.source != OURS for row in self.rows):
-            lengths = dict[str, list[str]]()
-            for row in self.rows:
-                lengths.setdefault(row.epochs, []).append(row.name)
-            told = (f"{'; '.join(names)}: {epochs}" for epochs, names in lengths.items() if epochs)
-            said.append(f"epochs of training: {', '.join(told)}; the papers, on CIFAR-10: 120")
+        said += self._about_training()
         if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
             said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
         if any(row.details for row in self.rows):
@@ -294,6 +291,28 @@ class Comparison:
                 "--format csv has every corruption and sequence"
             )
         return [*said, *self.lacking]
+
+    def _about_training(self) -> list[str]:
+        """What keeps rows from being compared, however alike their evaluations are."""
+        said, known = [], [row for row in self.rows if row.source == OURS]
+        if len({row.dataset for row in known}) > 1:
+            said.append("the data sets differ: figures on one say nothing about those on another")
+        for norm in NORMS:
+            trained = dict[str, list[str]]()
+            for row in known:
+                for threat in row.against.split(", "):
+                    if threat.startswith(f"{norm}:"):
+                        trained.setdefault(threat, []).append(row.name)
+            if len(trained) > 1:
+                told = (f"{'; '.join(names)}: {threat}" for threat, names in trained.items())
+                said.append(f"trained against different threats: {', '.join(told)}")
+        if len(known) < len(self.rows):
+            lengths = dict[str, list[str]]()
+            for row in known:
+                lengths.setdefault(row.epochs, []).append(row.name)
+            told = (f"{'; '.join(names)}: {epochs}" for epochs, names in lengths.items())
+            said.append(f"epochs of training: {', '.join(told)}; the papers, on CIFAR-10: 120")
+        return said
 
     def _marked(self) -> list[tuple[Row, str, Cell]]:
         found = ((row, column, row.cells.get(column)) for row in self.rows for column in self.columns)

@@ -63,6 +63,8 @@ class Row:
     seed: int = 0
     epochs: str = ""
     """How long it was trained: a number, or one for each stage; empty where nothing says it."""
+    against: str = ""
+    """The threats that it was trained against, by commas."""
     details: dict[str, Cell] = field(default_factory=dict)
     """Figures that would make a table too wide: single corruptions and sequences."""
 

@@ -31,24 +31,39 @@ from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
 
+RUNS = Path("runs")
+"""Where runs go that nothing is said of."""
+
 HOW = ("engine", "compile", "parallel")
 """Fields of `train` that say how the work is done, not what: a resumed run may change them."""
 
 
 def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
     """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
-    if out is None:
-        if resume:
-            raise RunError("nothing to resume: name the run with --out RUN (or `generalist train RUN --resume`)")
-        # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
-        folder = re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-")
-        return RunDirectory(next_free(Path("runs"), folder or "run"))
-    run = RunDirectory(Path(out))
+    if out is None and not resume:
+        return RunDirectory(next_free(RUNS, folder_of(recipe)))
+    run = RunDirectory(Path(out)) if out is not None else _only_run(folder_of(recipe))
     if resume:
         _check_same_recipe(recipe, run.require(), trust_code=trust_code)
     else:
         _check_free(run)
     return run
+
+
+def folder_of(recipe: Recipe) -> str:
+    """The name of the folder that its first run gets below runs/ if nothing else is said."""
+    # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-") or "run"
+
+
+def _only_run(folder: str) -> RunDirectory:
+    """The one run below runs/ that a recipe's folder, or that with a number, can be."""
+    named = [RunDirectory(path) for path in sorted(RUNS.glob(f"{folder}*"))]
+    found = [str(run.path) for run in named if run.exists() and re.fullmatch(r"(-\d+)?", run.path.name[len(folder) :])]
+    if len(found) != 1:
+        there = f"there are {', '.join(found)}" if found else f"there is no {RUNS / folder}"
+        raise RunError(f"nothing to resume: {there}; name the run with --out RUN (or `generalist train RUN --resume`)")
+    return RunDirectory(Path(found[0]))
 
 
 def check_ranks(recipe: Recipe, start: str | None, group: Group) -> None:
@@ -90,11 +105,26 @@ def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -
         if isinstance(train := raw.get("train"), dict):
             for field in HOW:
                 train.pop(field, None)
-    changed = [name for name in {**now, **before} if name != "name" and now.get(name) != before.get(name)]
-    if changed:
+    now.pop("name", None)
+    before.pop("name", None)
+    if changed := _first_change(now, before):
         raise RecipeError(
-            changed[0], f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from instead)"
+            changed, f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from)"
         )
+
+
+def _first_change(one: Any, other: Any) -> str:
+    """The path of the first field in which two plain recipes differ; empty: in none."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = [(name, one.get(name), other.get(name)) for name in {**one, **other}]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(str(i), *pair) for i, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return ""
+    for name, mine, theirs in pairs:
+        if mine != theirs:
+            return f"{name}.{_first_change(mine, theirs)}".rstrip(".")
+    return ""
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -312,7 +342,10 @@ def _train_stage(
             # The whole recipe from the first stage on: --resume compares with it and needs every stage.
             write_text(run.recipe, to_yaml(whole))
         if resumed:
-            trainer.listener.say(f"resuming {directory.path} at step {trainer.step}")
+            epochs = recipe.train.epochs
+            done = f"{directory.path} has finished (epoch {epochs} of {epochs}): nothing is left to do"
+            finished = trainer.step == epochs * trainer.steps_per_epoch
+            trainer.listener.say(done if finished else f"resuming {directory.path} at step {trainer.step}")
         else:
             if plan.waits:
                 trainer.start_from(plan.source_files())
