@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -510,8 +511,13 @@ def test_a_signal_leaves_a_checkpoint_and_resume_finishes(
     directory = RunDirectory(tmp_path / "run")
     assert list(directory.checkpoints.glob("*.pt")) and not directory.last.exists()
     monkeypatch.chdir(tmp_path)
+    measure = ["evaluate", "run", "--attacks", "natural", "--device", "cpu"]
+    code, out, err = run_main(measure, monkeypatch, capsys)
+    assert code == 0 and re.search(r"Warning: the run has not come to its end: its network after \d epochs", out), err
     code, out, err = run_main([*LONG, "--resume"], monkeypatch, capsys)
     assert code == 0, err
     assert "resuming run at step" in out
+    code, out, err = run_main([*measure, "--out", "again"], monkeypatch, capsys)
+    assert code == 0 and "come to its end" not in out, err
     assert [record["epoch"] for record in directory.read_metrics()] == [*range(1, EPOCHS + 1)]
     assert directory.last.is_file()

@@ -164,7 +164,8 @@ def evaluate(
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
-    place = Place(Path(out), subject, split, resume=resume, notes=source.notes) if out is not None else None
+    notes = (*source.notes, *(() if isinstance(model, nn.Module) else _unfinished(_path_of(model))))
+    place = Place(Path(out), subject, split, resume=resume, notes=notes) if out is not None else None
     found = evaluate_model(
         network,
         images,
@@ -230,6 +231,15 @@ def _path_of(run: RunLike) -> Path:
         raise RunError(
             f"this is a {kind}, neither a run, a weights file nor a torch.nn.Module: wrap it in a module"
         ) from None
+
+
+def _unfinished(path: Path) -> tuple[str, ...]:
+    """What is to be said of a run that has not come to its end."""
+    run = RunDirectory(path)
+    if not run.exists() or run.last.is_file():
+        return ()
+    done = [record["epoch"] for record in run.read_metrics()]
+    return (f"the run has not come to its end: its network after {max(done, default=0)} epochs, as it is so far",)
 
 
 def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor | None:

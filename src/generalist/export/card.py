@@ -53,8 +53,8 @@ def _description(source: Source) -> list[str]:
     if (recipe := source.recipe) is not None:
         lines.append(
             f"The run was trained on {escaped(recipe.data.name)} with the method "
-            f"{escaped(method_of(recipe.learners))} for {recipe.train.epochs} epochs; threat models of the training: "
-            f"{_threats(recipe.threats())}."
+            f"{escaped(method_of(recipe.learners))}, by a recipe of {recipe.train.epochs} epochs; threat models of the "
+            f"training: {_threats(recipe.threats())}."
         )
     epoch = "" if source.epoch is None else f" Epoch: {source.epoch}."
     return [*lines, _which(source) + epoch]
