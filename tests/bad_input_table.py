@@ -124,6 +124,7 @@ ROWS = [
     changed("shares that do not add up", "mixing.shares={natural: 0.5}", says="mixing.shares add up to 0.5; make it 1"),
     changed("a share of the lead", "mixing.shares={linf: 1}", says="'linf' is the lead learner"),
     changed("averages that are not kept", "mixing.source=averaged", says="needs `averaging` in every learner"),
+    changed("a threat without its norm", "learners.0.threat=0.1", says="write norm:eps, as in linf:8/255"),
     changed("t' beyond the end", "mixing.redistribution.start_epoch=3", says=("start_epoch: 3", "beyond the end")),
     changed("nothing left to do", "train.start_epoch=2", says="train.start_epoch: 2 leaves nothing to do"),
     changed("a schedule beyond the end", "mixing.gamma={epochs: [0, 3], values: [1, 1]}", says="beyond the end"),

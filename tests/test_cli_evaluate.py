@@ -124,7 +124,8 @@ def test_shards_and_merge(
     ("args", "says"),
     [
         (["--attacks", "pgd-0"], "unknown attack 'pgd-0'"),
-        (["--attacks", "natural,autoattack"], "unknown attack 'autoattack'"),
+        (["--attacks", "natural,autoattack"], "unknown attack 'autoattack'; write aa"),
+        (["--attacks", "pgd"], "unknown attack 'pgd'; write it with its steps, as in pgd-20"),
         (["--attacks", "PGD20"], "unknown attack 'PGD20'; write pgd-20"),
         (["--threats", "linf:8"], "write 8/255, not 8"),
         (["--threats", ","], "threats: none is named"),

@@ -177,7 +177,7 @@ def test_damage_is_told(tmp_path: Path, damage: Callable[[list[str]], None], say
 
 def test_without_resume_a_result_that_lies_there_is_replaced(tmp_path: Path, whole: bytes) -> None:
     folder = evaluate(tmp_path / "out")
-    with pytest.raises(RunError, match="has records already: go on with --resume"):
+    with pytest.raises(RunError, match="is whole already: --resume shows it and repeats nothing"):
         evaluate(tmp_path / "out", resume=False)
     (folder / "records-1-of-1.jsonl").unlink()
     model = Counted()

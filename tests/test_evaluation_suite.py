@@ -110,7 +110,7 @@ def test_resuming_what_is_finished_runs_nothing(model: nn.Module, images: ImageS
     again = run(model, images, tmp_path, attacks=("natural", "pgd-3"), resume=True, listener=moments.append)
     assert again == first and moments == []
     assert next(iter(shard_files(only(tmp_path)).values())).read_bytes() == before
-    with pytest.raises(RunError, match="has records already: go on with --resume"):
+    with pytest.raises(RunError, match="is whole already: --resume shows it and repeats nothing"):
         run(model, images, tmp_path, attacks=("natural", "pgd-3"))
 
 

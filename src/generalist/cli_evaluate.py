@@ -113,7 +113,10 @@ def _networks(subject: Path, model: str | None) -> list[str]:
         raise GeneralistError("under torchrun --model names one network: call it once for each")
     for name in names:
         if not (file := weights_file(subject, name)).is_file() and subject.is_dir():
-            raise GeneralistError(f"there is no weights file {file}")
+            run = RunDirectory(subject)
+            early = run.exists() and not run.last.is_file() and name == "best"
+            why = ": the run has not come to its first validation" if early else ""
+            raise GeneralistError(f"there is no weights file {file}{why}")
     return names
 
 

@@ -230,6 +230,8 @@ class ThreatOptions(Options):
     @classmethod
     def _accept_word(cls, value: Any) -> Any:
         if not isinstance(value, str):
+            if not isinstance(value, dict | ThreatOptions):
+                raise ValueError("a threat is a norm and an eps; write norm:eps, as in linf:8/255")
             return value
         norm, colon, eps = value.partition(":")
         if not colon:

@@ -48,5 +48,9 @@ def attack_named(name: str) -> Attack | AutoAttack:
     meant = re.fullmatch(r"([a-z]+)\W?([1-9]\d{0,4})", name.lower())
     if meant is not None and meant[1] in WITH_STEPS:
         raise GeneralistError(f"unknown attack {name!r}; write {meant[1]}-{meant[2]}")
+    if name.lower() in WITH_STEPS:
+        raise GeneralistError(f"unknown attack {name!r}; write it with its steps, as in {name.lower()}-20")
+    if name.lower() in ("autoattack", "auto-attack"):
+        raise GeneralistError(f"unknown attack {name!r}; write aa")
     known = ["natural", *ATTACKS, *(f"{kind}-STEPS" for kind in WITH_STEPS)]
     raise GeneralistError(unknown_name("attack", name, known))

@@ -228,7 +228,11 @@ def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, res
 
 def _check_resume(path: Path, before: Header, header: Header, *, resume: bool) -> None:
     if not resume:
-        raise RunError(f"{path} has records already: go on with --resume, or give another --out")
+        done = (path.parent / "summary.json").is_file() and before.shared() == header.shared()
+        there = (
+            "is whole already: --resume shows it and repeats nothing" if done else "has records: go on with --resume"
+        )
+        raise RunError(f"{path} {there}, or give another --out")
     if before.shared() != header.shared():
         raise RunError(f"{path} is of another evaluation ({difference(before, header)}): give another --out")
 
