@@ -28,7 +28,7 @@ from generalist.comparison_rows import (
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
-from generalist.evaluation.directory import SUMMARY
+from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe, stage_recipe
@@ -92,8 +92,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         means, single = shift_figures(path.parent for path in files)
         cells = {**_cells(summaries), **means}
         about = (OURS, dataset, recipe.model.name, method_of(recipe.learners), cells, what.subject)
-        last = (recipe.train.seed, epochs, against, single)
-        rows.append((not own, Row(named(name, apart), *about, apart, files, seedless, *last)))
+        row = Row(named(name, apart), *about, apart, files, seedless, seed=recipe.train.seed, details=single)
+        rows.append((not own, replace(row, epochs=epochs, against=against)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
 
 

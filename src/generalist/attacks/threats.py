@@ -229,11 +229,9 @@ class ThreatOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _accept_word(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            if not isinstance(value, dict | ThreatOptions):
-                raise ValueError("a threat is a norm and an eps; write norm:eps, as in linf:8/255")
+        if isinstance(value, dict | ThreatOptions):
             return value
-        norm, colon, eps = value.partition(":")
+        norm, colon, eps = value.partition(":") if isinstance(value, str) else ("", "", "")
         if not colon:
             raise ValueError("a threat is a norm and an eps; write norm:eps, as in linf:8/255")
         return {"norm": norm.strip().lower(), "eps": eps.strip()}

@@ -9,11 +9,10 @@ from typing import Any
 from generalist.core.errors import RunError
 from generalist.core.files import write_json
 from generalist.evaluation.identity import key_of, slug
-from generalist.evaluation.records import Header, difference, read_header, read_records, shard_files
+from generalist.evaluation.records import SUMMARY, Header, difference, read_header, read_records, shard_files
 from generalist.evaluation.summary import summarise
 from generalist.evaluation.verdicts import Verdicts
 
-SUMMARY = "summary.json"
 SHORTEST_LINE = 40
 """Bytes of the least that records say of a sample."""
 MOST_VERDICTS = 1 << 31

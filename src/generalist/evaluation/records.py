@@ -26,6 +26,9 @@ from generalist.evaluation.verdicts import Bools, Ints, Verdicts
 
 _NAME = re.compile(r"records-(\d{1,6})-of-(\d{1,6})\.jsonl")
 
+SUMMARY = "summary.json"
+"""The file beside the records that tells what came of them."""
+
 
 class Header(Options):
     """The first line of a records file: all that a summary needs beside the records."""
@@ -228,7 +231,7 @@ def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, res
 
 def _check_resume(path: Path, before: Header, header: Header, *, resume: bool) -> None:
     if not resume:
-        done = (path.parent / "summary.json").is_file() and before.shared() == header.shared()
+        done = (path.parent / SUMMARY).is_file() and before.shared() == header.shared()
         there = (
             "is whole already: --resume shows it and repeats nothing" if done else "has records: go on with --resume"
         )

@@ -28,13 +28,13 @@ from generalist.data.sets import Batch, Images
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.classifier import AnyPrecision
 from generalist.evaluation.crew import Crew, crew_size
-from generalist.evaluation.directory import SUMMARY, check_shards, choose_folder
+from generalist.evaluation.directory import check_shards, choose_folder
 from generalist.evaluation.examples import Kept, make_examples, write_examples
 from generalist.evaluation.identity import identify
 from generalist.evaluation.masking import PROBE, model_warnings
 from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack, rows_for
 from generalist.evaluation.plan import Mode, Plan, Precision, Step, make_plan
-from generalist.evaluation.records import Header, Recorder, open_records
+from generalist.evaluation.records import SUMMARY, Header, Recorder, open_records
 from generalist.evaluation.search import Searched, full_precision, half_precision, notes_of
 from generalist.evaluation.summary import Evaluation, accuracies, summarise
 from generalist.evaluation.verdicts import Bools, Ints, Verdicts

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from generalist.compare import read_summary
 from generalist.core.run import RunDirectory
-from generalist.evaluation.directory import SUMMARY
 from generalist.evaluation.identity import slug, weights_checksum
+from generalist.evaluation.records import SUMMARY
 from generalist.recipe import Recipe, load_recipe
 from generalist.training.artefacts import load_weights
 from generalist.weights import network_of, run_of, weights_file

@@ -93,6 +93,7 @@ class RepresentationRegularized(AdversarialTraining):
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         model = learner.model
+        self._check_layers(model)
         network = copy.deepcopy(model)
         first = next(model.parameters())
         blank = torch.zeros(1, *learner.images.shape, dtype=first.dtype, device=first.device)
@@ -113,6 +114,20 @@ class RepresentationRegularized(AdversarialTraining):
         self.trust = torch.zeros((), dtype=torch.float64, device=first.device)
         self.ready = torch.zeros((), dtype=torch.bool, device=first.device)
 
+    def _check_layers(self, model: nn.Module) -> None:
+        named = dict(model.named_modules())
+        if unknown := [name for name in self.layers if name not in named]:
+            last = [name for name, module in named.items() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+            raise GeneralistError(
+                f"learner {self.learner.name!r}: objective.layers: the network has no layer {unknown[0]!r:.80}; "
+                f"its last BatchNorm layers are {', '.join(last[-6:]) or 'none'}"
+            )
+        if not self.layers and not linear_layers(model):
+            raise GeneralistError(
+                f"learner {self.learner.name!r}: the network has no linear layer as its classifier: name the layers of "
+                "its representation in objective.layers"
+            )
+
     @contextmanager
     def _observed(self, model: nn.Module) -> Iterator[list[Tensor]]:
         """While it lasts, a pass of `model` fills the list with its representations, [B, C] each."""
@@ -124,21 +139,10 @@ class RepresentationRegularized(AdversarialTraining):
         def classified(module: nn.Module, given: tuple[Tensor, ...]) -> None:
             seen.append(pooled(given[0]))
 
-        named = dict(model.named_modules())
-        if unknown := [name for name in self.layers if name not in named]:
-            last = [name for name, module in named.items() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-            raise GeneralistError(
-                f"learner {self.learner.name!r}: objective.layers: the network has no layer {unknown[0]!r:.80}; "
-                f"its last BatchNorm layers are {', '.join(last[-6:]) or 'none'}"
-            )
-        linear = [module for module in named.values() if isinstance(module, nn.Linear)]
-        if not self.layers and not linear:
-            raise GeneralistError(
-                f"learner {self.learner.name!r}: the network has no linear layer as its classifier: name the layers of "
-                "its representation in objective.layers"
-            )
-        hooks = [named[name].register_forward_hook(output) for name in self.layers]
-        hooks += [] if self.layers else [linear[-1].register_forward_pre_hook(classified)]
+        if self.layers:
+            hooks = [model.get_submodule(name).register_forward_hook(output) for name in self.layers]
+        else:
+            hooks = [linear_layers(model)[-1].register_forward_pre_hook(classified)]
         try:
             yield seen
         finally:
@@ -207,6 +211,10 @@ class RepresentationRegularized(AdversarialTraining):
         optimizer = {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state.items()}
         known = {"trust": self.trust, "ready": self.ready}
         return {"beside": self.beside.vector, "counters": self.beside.counters, **known, **optimizer}
+
+
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def pooled(features: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
-from generalist.evaluation.directory import SUMMARY
+from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.recipe import Recipe, load_recipe
 from generalist.shift_figures import Shifted, read_shift
