@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from generalist.tensors.modes import frozen
+from generalist.tensors.modes import frozen, restored
 
 
 class Net(nn.Module):
@@ -112,3 +112,12 @@ def test_nesting():
             assert not net.training
         assert net.training and not net.conv.weight.requires_grad
     assert_same(net, before)
+
+
+def test_restored_keeps_bits() -> None:
+    tensors = [torch.randn(5), torch.arange(3)]
+    before = [tensor.clone() for tensor in tensors]
+    with restored(tensors):
+        for tensor in tensors:
+            tensor.mul_(3)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))

@@ -15,7 +15,7 @@ from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_rec
 
 from generalist.core.errors import RecipeError
 from generalist.data.sets import Batch
-from generalist.objectives.awp import perturbation, restored
+from generalist.objectives.awp import perturbation
 from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, Progress
 
 
@@ -106,15 +106,6 @@ def test_length_and_direction_of_a_perturbation() -> None:
     torch.testing.assert_close(found.norm(), 0.01 * weight.norm())
     torch.testing.assert_close(found / found.norm(), gradient / gradient.norm())
     assert not perturbation(weight, torch.zeros_like(weight), rho=0.01).any()
-
-
-def test_restored_keeps_bits() -> None:
-    tensors = [torch.randn(5), torch.arange(3)]
-    before = [tensor.clone() for tensor in tensors]
-    with restored(tensors):
-        for tensor in tensors:
-            tensor.mul_(3)
-    assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
 
 
 # -- what is the wrapped objective's --------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -22,6 +20,7 @@ from generalist.objectives.base import (
 )
 from generalist.objectives.geometry import unit
 from generalist.objectives.wrapper import Wrapper, WrapperOptions
+from generalist.tensors.modes import restored
 
 
 class AWPOptions(WrapperOptions):
@@ -87,18 +86,3 @@ def perturbation(weight: Tensor, gradient: Tensor, *, rho: float) -> Tensor:
     """rho |w| g / |g|: the step of that length along which the loss rises most; zero where there is no gradient."""
     length: Tensor = torch.linalg.vector_norm(weight)
     return rho * length * unit(gradient)
-
-
-@contextmanager
-def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Whatever happens to the tensors meanwhile, they hold afterwards what they held before, bit for bit.
-
-    In place and without waiting for the device, so this may be part of a captured CUDA graph.
-    """
-    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)

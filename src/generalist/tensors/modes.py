@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -56,6 +56,21 @@ def _lend_copies(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
     copies: dict[int, Tensor] = {}
     for owner, name, buffer in buffers:
         owner._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+@contextmanager
+def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Whatever happens to the tensors meanwhile, they hold afterwards what they held before, bit for bit.
+
+    In place and without waiting for the device, so this may be part of a captured CUDA graph.
+    """
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
 
 
 def computing_in(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[None]:

@@ -203,7 +203,7 @@ class GraphEngine(EagerEngine):
         with ThreadPoolExecutor(max_workers=1) as worker:
             kernels = worker.submit(self._attack_once, attacked[0], x)
             view = self.own[0].view
-            view.model.train()
+            self.own[0].begin()
             loss = view.cross_entropy(view.forward(x), batch.y)
             torch.autograd.grad(loss, list(view.model.parameters()), allow_unused=True)
             kernels.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
 from generalist.tensors.batchnorm import tracked
 from generalist.tensors.flat import Flat
 from generalist.tensors.fused import fastest
+from generalist.tensors.modes import restored
 from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
 from generalist.training.options import LearnerOptions
@@ -52,12 +53,14 @@ class Learner:
             if not parameter.requires_grad:
                 raise GeneralistError(f"parameter {name!r} is frozen, but learners train all: set requires_grad")
         self.flat = Flat(model)
+        self.resting = resting(model, options.trains, learner=self.name)
+        self.fixed = [tensor.data for module in self.resting for tensor in module.parameters(recurse=False)]
         self.gradient = torch.zeros_like(self.flat.parameters)
         self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)
-        layers = tracked(model).values()
-        self.statistics = [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
+        layers = list(tracked(model).values())
+        self.statistics = statistics(layer for layer in layers if layer not in self.resting)
         self.batchnorm = [t.data for layer in layers for t in (layer.weight, layer.bias) if t is not None]
-        self.batchnorm += self.statistics
+        self.batchnorm += statistics(layers)
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
@@ -91,9 +94,15 @@ class Learner:
         dtype = self.view.autocast or self.flat.vector.dtype
         self.view.constant = fastest(self.model, dtype, shape=shape, compiled=compiled)
 
+    def begin(self) -> None:
+        """The modes in which it learns."""
+        self.model.train()
+        for module in self.resting:
+            module.training = False  # one flag at a time: what is inside may be trained
+
     def step(self, batch: Batch, progress: Progress) -> Metrics:
         """One optimizer step on the learner's own task."""
-        self.model.train()
+        self.begin()
         with self.parallel.whole_batch():
             gradients, metrics = self.objective.gradients(self._augmented(batch, progress), progress)
         with torch.no_grad():
@@ -101,7 +110,8 @@ class Learner:
             self.parallel.mean(self.gradient)
             if self.parallel.ranks > 1 and self.parallel.sync is None and self.statistics:
                 torch._foreach_copy_(self.statistics, self.parallel.means(self.statistics))
-            self.optimizer.step(self.flat.parameters, self.gradient, progress.lr)
+            with restored(self.fixed):  # weight decay would move them, even without a gradient
+                self.optimizer.step(self.flat.parameters, self.gradient, progress.lr)
             if self.average:
                 self.average.update(self.flat)
         return metrics
@@ -110,7 +120,8 @@ class Learner:
     def end_epoch(self, epoch: int) -> Tensor:
         """What the objective does after the last iteration; how far that has moved the weights, the average alike."""
         before = self.flat.vector.clone()
-        self.objective.epoch_end(epoch)
+        with restored(self.fixed):
+            self.objective.epoch_end(epoch)
         moved = self.flat.vector - before
         if self.average:
             self.average.vector.add_(moved)
@@ -166,3 +177,24 @@ class Learner:
         if self.average:
             state |= {f"average.{name}": tensor for name, tensor in self.average.state().items()}
         return state
+
+
+def statistics(layers: Iterable[nn.modules.batchnorm._BatchNorm]) -> list[Tensor]:
+    """The running means and variances of the layers."""
+    return [t for layer in layers for t in (layer.running_mean, layer.running_var) if t is not None]
+
+
+def resting(model: nn.Module, trains: Sequence[str], *, learner: str) -> list[nn.Module]:
+    """The modules that lie outside of those that are trained; none where nothing is said of them."""
+    if not trains:
+        return []
+    named = dict(model.named_modules())
+    if unknown := [name for name in trains if name not in named]:
+        top = ", ".join(name for name, _ in model.named_children())
+        raise GeneralistError(
+            f"learner {learner!r}: trains: the network has no module {unknown[0]!r:.80}; it has {top}"
+        )
+    inside = {module for name in trains for module in named[name].modules()}
+    if not any(True for module in inside for _ in module.parameters()):
+        raise GeneralistError(f"learner {learner!r}: trains: there are no weights in {', '.join(trains):.80}")
+    return [module for module in model.modules() if module not in inside]

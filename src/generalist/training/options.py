@@ -74,6 +74,10 @@ class LearnerOptions(Options):
     cutout: int = Field(default=0, ge=0, le=4096)
     """Side in pixels of a square that is blanked out of this learner's images, on top of the shared augmentation."""
 
+    trains: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list, max_length=64)
+    """Modules that it trains, by name, with all that is in them; the rest keeps the weights and statistics that were
+    handed to it, and is in evaluation mode. Left out: all of the network, as in the papers."""
+
     @model_validator(mode="before")
     @classmethod
     def _one_architecture(cls, value: Any) -> Any:

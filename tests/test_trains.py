@@ -1,0 +1,128 @@
+"""A learner that trains a part of the network: the rest keeps, bit for bit, what was handed to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_helpers import L2, NATURAL, ROBUST, fresh_model, make_trainer, spy_on, stop_after, tiny_recipe, train
+
+from generalist.core.errors import GeneralistError
+from generalist.core.run import RunDirectory
+from generalist.data.options import load_splits
+from generalist.recipe import load_recipe
+from generalist.training.graph import GraphEngine
+from generalist.training.loop import Trainer
+
+ALONE = {"redistribution": {"every": 0}}
+
+
+def state(trainer: Trainer, learner: int = 0) -> dict[str, Tensor]:
+    return trainer.learners[learner].flat.state_dict()
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    """The modules of which anything has changed."""
+    return {name.partition(".")[0] for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+
+
+def test_it_is_a_plain_loop_over_some_parameters(tmp_path: Path) -> None:
+    learner = {**NATURAL, "trains": ["linear"], "schedule": {"fractions": [0, 1], "values": [1, 1]}}
+    trainer = make_trainer(tiny_recipe([learner], mixing=ALONE), tmp_path)
+    trace, model = spy_on(trainer), fresh_model(trainer)
+    trainer.run()
+    model.eval()  # BatchNorm by its running statistics; nothing else in it has modes
+    optimizer = torch.optim.SGD(model.linear.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    for batch in trace.batches:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(batch.x), batch.y).backward()
+        optimizer.step()
+    expected = model.state_dict()
+    for name, tensor in state(trainer).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("trains", [["linear"], ["norm"], ["conv", "linear"]])
+def test_the_rest_stays_bit_for_bit(tmp_path: Path, kind: str, trains: list[str]) -> None:
+    learner = {**ROBUST, "trains": trains, "optimizer": {"kind": kind, "lr": 0.02, "weight_decay": 0.1}}
+    trainer = make_trainer(tiny_recipe([learner], mixing=ALONE), tmp_path)
+    before = state(trainer)
+    trainer.run()
+    assert changed(before, state(trainer)) == set(trains)
+
+
+def test_statistics_are_learnt_where_batchnorm_is_trained(tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_recipe([{**ROBUST, "trains": ["norm"]}], mixing=ALONE), tmp_path)
+    before = state(trainer)
+    trainer.run()
+    after = state(trainer)
+    assert int(after["norm.num_batches_tracked"]) == int(before["norm.num_batches_tracked"]) + 12
+    assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
+
+
+@pytest.mark.parametrize("objective", ["ramp", {"kind": "awp", "around": "at"}, "ar-at"], ids=str)
+def test_objectives_that_touch_the_weights_themselves(tmp_path: Path, objective: Any) -> None:
+    learner = {**ROBUST, "objective": objective, "trains": ["linear"]}
+    trainer = make_trainer(tiny_recipe([learner], mixing=ALONE), tmp_path)
+    before = state(trainer)
+    trainer.run()
+    assert changed(before, state(trainer)) == {"linear"}
+
+
+def test_the_rest_is_the_global_learners_after_redistribution(tmp_path: Path) -> None:
+    """Redistribution after epoch 2 of 3: from there on the natural learner's convolution is the global one of then."""
+    recipe = tiny_recipe(
+        [ROBUST, {**NATURAL, "trains": ["linear"]}],
+        mixing={"gamma": 0.5, "redistribution": {"start_epoch": 2, "every": 2}},
+        train={"epochs": 3},
+    )
+    trainer = make_trainer(recipe, tmp_path)
+    start, trace = state(trainer, 1), spy_on(trainer)
+    trainer.run()
+    flat = trainer.learners[1].flat
+    handed_out = flat.state_dict(torch.from_numpy(trace.mixed[5]), torch.from_numpy(trace.mixed_counters[5]))
+    after = state(trainer, 1)
+    assert "conv" in changed(start, after)
+    assert changed(handed_out, after) == {"linear"}
+
+
+def test_neighbours_train_all(tmp_path: Path) -> None:
+    alone = train(tiny_recipe([ROBUST], mixing=ALONE), tmp_path / "alone")
+    among = train(tiny_recipe([{**NATURAL, "trains": ["linear"]}, ROBUST], mixing=ALONE), tmp_path / "among")
+    assert torch.equal(alone.learners[0].flat.vector, among.learners[1].flat.vector)
+
+
+def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
+    recipe = tiny_recipe([ROBUST, {**NATURAL, "trains": ["linear", "norm"]}, L2])
+    whole = train(recipe, tmp_path / "whole")
+    stop_after(recipe, tmp_path / "parts", epoch=2)
+    resumed = make_trainer(recipe, tmp_path / "parts")
+    resumed.resume()
+    resumed.run()
+    assert torch.equal(whole.global_learner.vector, resumed.global_learner.vector)
+    assert torch.equal(whole.learners[1].flat.vector, resumed.learners[1].flat.vector)
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GeneralistError, match=r"'natural': trains: .* no module 'head'; it has conv, norm, linear"):
+        make_trainer(tiny_recipe([ROBUST, {**NATURAL, "trains": ["linear", "head"]}]), tmp_path)
+
+
+@pytest.mark.gpu
+def test_graph_equals_eager_in_float64(tmp_path: Path) -> None:
+    weights = []
+    for engine in ("eager", "graph"):
+        changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
+        part = ["model.width=4", 'learners.natural.trains=["features.9", "features.10", "classifier"]']
+        job = load_recipe("digits-d", overrides=[*part, *changes])
+        path = tmp_path / engine
+        path.mkdir()
+        trainer = Trainer(job, RunDirectory(path), load_splits(job.data), device=torch.device("cuda"))
+        assert isinstance(trainer.engine, GraphEngine) == (engine == "graph")
+        trainer.run()
+        weights.append(trainer.learners[1].flat.vector.clone())
+    assert float((weights[0] - weights[1]).abs().max()) < 1e-9 and float(weights[0].abs().max()) > 0.1
