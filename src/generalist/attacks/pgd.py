@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +17,7 @@ from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core import random
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.options import Number, Options
+from generalist.core.schedule import Schedule
 from generalist.tensors.capture import Given, Step, recorded
 from generalist.tensors.modes import frozen
 
@@ -51,6 +52,17 @@ class AttackOptions(Options):
     batchnorm: Literal["eval", "train"] = "eval"
     """Statistics that BatchNorm uses under attack: the running ones, or the batch's own, where the attack on a sample
     depends on its batch. Neither changes the running ones."""
+
+    scale: Schedule | None = None
+    """Factor on eps and on the steps in the course of training, from 0 to 1; left out: 1 all along. Addepalli et al.
+    (2022) let it rise from 0 to 1, which keeps natural accuracy. Validation has the whole of eps."""
+
+    @field_validator("scale")
+    @classmethod
+    def _shrinks(cls, scale: Schedule | None) -> Schedule | None:
+        if scale is not None and not all(0 <= value <= 1 for value in scale.values):
+            raise ValueError("its values are shares of eps: from 0 to 1")
+        return scale
 
 
 def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:

@@ -216,6 +216,48 @@ class L1(Threat):
         return self.eps * min(1.0, 2.5 / max(steps, 1))
 
 
+@dataclass(frozen=True, eq=False)
+class Reweighted(Threat):
+    """A threat whose perturbations are shrunk at each pixel to a share, above 0 and at most 1, of the full ones.
+
+    For linf that is a bound of its own for each pixel.
+    """
+
+    name: ClassVar[str] = "reweighted"
+
+    inner: Threat
+    share: Tensor
+    """[B, 1, H, W], or one number for all."""
+
+    def project(self, delta: Tensor) -> Tensor:
+        return self.share * self.inner.project(delta / self.share)
+
+    def random_start(self, seed: int, purpose: str, index: Tensor, step: random.Key, like: Tensor) -> Tensor:
+        return self.share * self.inner.random_start(seed, purpose, index, step, like)
+
+    def steepest(self, grad: Tensor) -> Tensor:
+        return self.inner.steepest(grad)
+
+    def norm(self, delta: Tensor) -> Tensor:
+        return self.inner.norm(delta / self.share)
+
+    def default_step(self, steps: int) -> float:
+        return self.inner.default_step(steps)
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk(Reweighted):
+    """A share of a threat, in which steps are shorter by the same share."""
+
+    name: ClassVar[str] = "shrunk"
+
+    def steepest(self, grad: Tensor) -> Tensor:
+        return self.share * self.inner.steepest(grad)
+
+
 class ThreatOptions(Options):
     """A threat model. A recipe may also write it as one word, `linf:8/255`."""
 

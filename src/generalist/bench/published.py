@@ -39,6 +39,10 @@ def why_not_published(job: Job) -> str | None:
             return "it knows no cutout of a learner's own"
         if learner.threat is not None and learner.attack.batchnorm != "eval":
             return "its attacks run in eval mode"
+        if learner.attack.scale is not None:
+            return "it knows no attack that grows"
+        if learner.trains:
+            return "its learners train all of their networks"
     return None
 
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 from torch import Tensor, nn
 
 from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, Moves, Start, pgd
-from generalist.attacks.threats import Threat, ThreatOptions, widen
+from generalist.attacks.threats import Shrunk, Threat, ThreatOptions, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
@@ -28,6 +28,11 @@ from generalist.tensors.modes import computing_in
 from generalist.tensors.state import restore
 
 Metrics = dict[str, Tensor]
+
+SCALE = "attack.scale"
+"""Among the scalars of a learner whose attack grows: the share of eps."""
+SMALLEST = 1e-6
+"""A scale of 0 is taken for this: perturbations are divided by it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Progress:
     """Which of the objective's `variants` this iteration runs."""
 
     scalars: dict[str, Tensor] = field(default_factory=dict)
-    """The current value of each of the objective's own `schedules`."""
+    """The current value of each of the objective's own `schedules`, and of the attack's `SCALE` where it has one."""
 
 
 @dataclass(eq=False)
@@ -126,8 +131,7 @@ class LearnerView:
 
         In the learner's own threat model and with its own attack options, unless others are given.
         """
-        threat = threat or self.threat
-        assert threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        threat = self.within(threat or self.threat, progress)
         options = options or self.attack
         with computing_in(self.autocast, batch.x.device):
             return pgd(
@@ -143,6 +147,12 @@ class LearnerView:
                 loss=loss,
                 moves=self.moves,
             )
+
+    def within(self, threat: Threat | None, progress: Progress) -> Threat:
+        """The threat, or as much of it as `attack.scale` allows at the moment."""
+        assert threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
+        scale = progress.scalars.get(SCALE)
+        return threat if scale is None else Shrunk(threat.eps, inner=threat, share=scale.clamp_min(SMALLEST))
 
     def under_attack(self, options: AttackOptions) -> Classifier:
         """The learner's network as it is now, in its fastest form for this attack."""

@@ -64,12 +64,11 @@ class FriendlyAdversarialTraining(AdversarialTraining):
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         learner = self.learner
-        assert learner.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
         with computing_in(learner.autocast, batch.x.device):
             attacked = friendly_pgd(
                 learner.under_attack(learner.attack),
                 batch,
-                threat=learner.threat,
+                threat=learner.within(learner.threat, progress),
                 options=learner.attack,
                 tau=progress.scalars["tau"],
                 noise=self.noise,

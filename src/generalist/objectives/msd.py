@@ -46,9 +46,9 @@ class MultiSteepestDescent(WorstOfNorms):
     def _descend(self, batch: Batch, progress: Progress) -> Tensor:
         learner, y, x = self.learner, batch.y, batch.x.detach()
         attack, moves, model = learner.attack, learner.moves, learner.under_attack(learner.attack)
-        own = self.norms[0][0]
+        threats = [learner.within(threat, progress) for threat, _ in self.norms]
         start = moves.start(
-            own,
+            threats[0],
             attack.start,
             seed=learner.seed,
             purpose=f"attack/{learner.name}/msd",
@@ -57,14 +57,13 @@ class MultiSteepestDescent(WorstOfNorms):
             like=x,
         )
         sizes = [o.step if o.step is not None else threat.default_step(o.steps) for threat, o in self.norms]
-        current = perturb(x, own.project(start))
+        current = perturb(x, threats[0].project(start))
         with borrowed(model, training=attack.batchnorm == "train"):
             best, top = current, each_loss(model, current, y)
             for _ in range(attack.steps):
                 grad = input_gradient(model, current, y, moves.loss)
                 steps = [
-                    moves.ascend(x, current, grad, threat, size)
-                    for (threat, _), size in zip(self.norms, sizes, strict=True)
+                    moves.ascend(x, current, grad, threat, size) for threat, size in zip(threats, sizes, strict=True)
                 ]
                 current, loss = highest(steps, [each_loss(model, images, y) for images in steps])
                 best, top = highest([best, current], [top, loss])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from generalist.attacks.threats import Threat
-from generalist.core import random
+from generalist.attacks.threats import Reweighted
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Fraction, Number, Positive, format_number
 from generalist.data.augment import crop_and_flip
@@ -106,35 +104,3 @@ class PixelReweighted(AdversarialTraining):
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"masks": self.masks}
-
-
-@dataclass(frozen=True, eq=False)
-class Reweighted(Threat):
-    """A threat whose perturbations are shrunk at each pixel to a share, above 0 and at most 1, of the full ones.
-
-    For linf that is a bound of its own for each pixel.
-    """
-
-    name: ClassVar[str] = "reweighted"
-
-    inner: Threat
-    share: Tensor
-    """[B, 1, H, W]."""
-
-    def project(self, delta: Tensor) -> Tensor:
-        return self.share * self.inner.project(delta / self.share)
-
-    def random_start(self, seed: int, purpose: str, index: Tensor, step: random.Key, like: Tensor) -> Tensor:
-        return self.share * self.inner.random_start(seed, purpose, index, step, like)
-
-    def steepest(self, grad: Tensor) -> Tensor:
-        return self.inner.steepest(grad)
-
-    def norm(self, delta: Tensor) -> Tensor:
-        return self.inner.norm(delta / self.share)
-
-    def default_step(self, steps: int) -> float:
-        return self.inner.default_step(steps)
-
-    def __str__(self) -> str:
-        return str(self.inner)

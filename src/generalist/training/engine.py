@@ -44,7 +44,7 @@ class EagerEngine:
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         self.first_bad = torch.full((len(self.own),), -1, dtype=torch.int64, device=self.device)
         self.scalars = [
-            {name: torch.zeros((), dtype=self.dtype, device=self.device) for name in learner.objective.schedules()}
+            {name: torch.zeros((), dtype=self.dtype, device=self.device) for name in learner.schedules()}
             for learner in learners
         ]
         self.variants = tuple(learner.objective.variants[0] for learner in learners)
@@ -90,7 +90,7 @@ class EagerEngine:
         self.step.fill_(step)
         self.epoch.fill_(epoch)
         for learner, scalars in zip(self.learners, self.scalars, strict=True):
-            for name, schedule in learner.objective.schedules().items():
+            for name, schedule in learner.schedules().items():
                 scalars[name].fill_(schedule.at(position, epochs))
 
     def iteration(self, batch: Batch) -> None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from generalist.attacks.pgd import Moves
 from generalist.attacks.threats import Threat
 from generalist.core.errors import GeneralistError
+from generalist.core.schedule import Schedule
 from generalist.data.augment import AugmentOptions, cut_out, draw
 from generalist.data.sets import Batch, Images
-from generalist.objectives.base import LearnerView, Metrics, Objective, Progress
+from generalist.objectives.base import SCALE, LearnerView, Metrics, Objective, Progress
 from generalist.tensors.batchnorm import tracked
 from generalist.tensors.flat import Flat
 from generalist.tensors.fused import fastest
@@ -93,6 +94,11 @@ class Learner:
         """Attack a folded form of the network from now on; `CannotFoldError` says why it has none."""
         dtype = self.view.autocast or self.flat.vector.dtype
         self.view.constant = fastest(self.model, dtype, shape=shape, compiled=compiled)
+
+    def schedules(self) -> dict[str, Schedule]:
+        """Every value but the learning rate that changes during training; they arrive in `Progress.scalars`."""
+        scale = self.options.attack.scale
+        return {**self.objective.schedules(), **({SCALE: scale} if scale is not None else {})}
 
     def begin(self) -> None:
         """The modes in which it learns."""
