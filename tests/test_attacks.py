@@ -279,5 +279,6 @@ def test_wrong_options_are_refused(wrong):
 
 def test_options_read_fractions():
     assert AttackOptions(step="2/255").step == 2 / 255
-    assert AttackOptions().model_dump() == {"steps": 10, "step": None, "start": None, "batchnorm": "eval"}
+    default = {"steps": 10, "step": None, "start": None, "batchnorm": "eval", "scale": None}
+    assert AttackOptions().model_dump() == default
     assert ThreatOptions(norm="linf", eps="8/255").model_dump() == {"norm": "linf", "eps": "8/255"}
