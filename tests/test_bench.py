@@ -149,8 +149,11 @@ def test_the_subjects_train_on_the_same_images() -> None:
     [
         ({"objective": "trades"}, "'trades'"),
         ({"optimizer": {"kind": "adam", "lr": 1e-3}}, "'adam'"),
-        ({"cutout": 2}, "cutout"),
+        ({"cutout": 2}, "augmentation"),
+        ({"augmentation": {"crop": 0}}, "augmentation"),
         ({"attack": {"batchnorm": "train"}}, "eval mode"),
+        ({"attack": {"scale": 0.5}}, "grows"),
+        ({"trains": ["linear"]}, "train all"),
     ],
 )
 def test_what_the_published_code_has_no_form_for(change: dict[str, Any], words: str) -> None:

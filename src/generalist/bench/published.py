@@ -35,8 +35,8 @@ def why_not_published(job: Job) -> str | None:
             return f"it knows the objectives nt and at, not {learner.objective.kind!r}"
         if learner.optimizer.kind != "sgd":
             return f"it knows the optimizer sgd, not {learner.optimizer.kind!r}"
-        if learner.cutout:
-            return "it knows no cutout of a learner's own"
+        if learner.cutout or learner.augmentation is not None:
+            return "it knows no augmentation of a learner's own"
         if learner.threat is not None and learner.attack.batchnorm != "eval":
             return "its attacks run in eval mode"
         if learner.attack.scale is not None:

@@ -70,19 +70,19 @@ class AugmentOptions(Options):
         """The first field in use that only images in memory have."""
         return next((name for name in ("cutout", "shift", "erase", "color") if getattr(self, name)), None)
 
-    def check_fits(self, height: int, width: int) -> None:
-        """Refuse a crop or cutout that could remove a whole image of this size."""
+    def check_fits(self, height: int, width: int, *, field: str = "data.augmentation") -> None:
+        """Refuse a crop or cutout that could remove a whole image of this size; `field` is where it was asked for."""
         side = min(height, width)
         if self.crop >= side:
             raise DataError(
                 f"a crop with {self.crop} pixels of padding can lose a whole {height}x{width} image: "
-                f"set data.augmentation.crop below {side}"
+                f"set {field}.crop below {side}"
             )
         for name in ("cutout", "shift"):
             if getattr(self, name) >= side:
                 raise DataError(
                     f"a {name} of {getattr(self, name)} pixels can cover a whole {height}x{width} image: "
-                    f"set data.augmentation.{name} below {side}"
+                    f"set {field}.{name} below {side}"
                 )
 
 

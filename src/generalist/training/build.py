@@ -56,6 +56,10 @@ def build_learners(
     for i, options in enumerate(job.learners):
         if options.cutout >= min(images.shape[1:]):
             raise RecipeError(f"learners.{i}.cutout", f"{options.cutout} covers a whole image; make it smaller")
+        if options.augmentation is not None:
+            if not images.resident:
+                raise RecipeError(f"learners.{i}.augmentation", "images are streamed from files; set data.resident")
+            options.augmentation.check_fits(*images.shape[1:], field=f"learners.{i}.augmentation")
     if parallel.sync is not None:
         synchronise(model, parallel.sync)
     learners = [
@@ -68,7 +72,7 @@ def build_learners(
             index=index,
             artefact=artefact,
             epochs=job.train.epochs,
-            padding=job.data.augmentation.crop,
+            padding=(options.augmentation or job.data.augmentation).crop,
             validation=validation,
             autocast=job.train.autocast,
             counters=job.mixing.counters,

@@ -81,6 +81,7 @@ class Learner:
             autocast=autocast,
             means=self.parallel.means,
         )
+        self._augment: Callable[..., Batch] = images.augmented
         objective.setup(self.view)
 
     def compile(self, *, network: bool = True) -> None:
@@ -88,6 +89,7 @@ class Learner:
         if network:
             self.model.compile(dynamic=False)
         self.optimizer.compile()
+        self._augment = torch.compile(self._augment, dynamic=False)
         self.view.moves = Moves.compiled()
 
     def fold(self, shape: Sequence[int], *, compiled: bool) -> None:
@@ -134,7 +136,11 @@ class Learner:
         return moved
 
     def _augmented(self, batch: Batch, progress: Progress) -> Batch:
-        """The shared batch, with this learner's own cutout where it has one."""
+        """The shared batch, or this learner's own view of its samples, with its own cutout where it has one."""
+        if self.options.augmentation is not None:
+            shared, options = batch.x, self.options.augmentation
+            batch = self._augment(batch.index, epoch=progress.epoch, seed=self.seed, options=options)
+            batch = replace(batch, x=torch.empty_like(shared).copy_(batch.x))  # in the networks' type and layout
         side = self.options.cutout
         if not side:
             return batch

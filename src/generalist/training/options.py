@@ -16,6 +16,7 @@ from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.options import Decay, Fraction, Number, Options, Positive
 from generalist.core.schedule import MAX_BREAKPOINTS, Schedule
+from generalist.data.augment import AugmentOptions
 from generalist.data.options import DataOptions
 from generalist.models import ModelOptions
 from generalist.objectives import ObjectiveChoice
@@ -71,8 +72,11 @@ class LearnerOptions(Options):
     label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Mass spread evenly over all classes in cross-entropy targets."""
 
+    augmentation: AugmentOptions | None = None
+    """Its own augmentation, of images in memory, in place of `data.augmentation`; left out: that one."""
+
     cutout: int = Field(default=0, ge=0, le=4096)
-    """Side in pixels of a square that is blanked out of this learner's images, on top of the shared augmentation."""
+    """Side in pixels of a square that is blanked out of this learner's images, on top of the augmentation."""
 
     trains: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list, max_length=64)
     """Modules that it trains, by name, with all that is in them; the rest keeps the weights and statistics that were
