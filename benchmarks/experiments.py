@@ -9,7 +9,7 @@ The file has `experiments`, each with a `recipe`, changes to it (`set`), what it
 has all of that one's but what it says itself. A `set` and an `evaluate` beside `experiments` are for all: changes of an
 experiment's own come after those, its own `evaluate` takes the other's place. One with `seeds` is run with each of
 them, as NAME-SEED, and the table has the mean and the standard deviation. One that starts from an epoch of another
-(`from: NAME@EPOCH`) begins as soon as that has left the snapshot of it.
+(`from: NAME@EPOCH`) begins as soon as that has left the snapshot of it; where both have seeds, from that of its own.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
 ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,
@@ -133,11 +133,17 @@ def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
 
 def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
     """The experiments, those with seeds once for each."""
+    several = {name for name, experiment in experiments.items() if experiment.seeds}
     for name, experiment in experiments.items():
         if not experiment.seeds:
             yield name, experiment
+        origin, at, epoch = (experiment.source or "").partition("@")
         for seed in experiment.seeds:
-            one = experiment.model_copy(update={"set": {**experiment.set, "train.seed": seed}})
+            if origin in several and seed not in experiments[origin].seeds:
+                raise GeneralistError(f"{name}: from {origin!r} of its own seed, but {origin} has no seed {seed}")
+            source = f"{origin}-{seed}{at}{epoch}" if origin in several else experiment.source
+            changes = {**experiment.set, "train.seed": seed}
+            one = experiment.model_copy(update={"set": changes, "source": source})
             one._group = name
             yield f"{name}-{seed}", one
 
@@ -154,8 +160,9 @@ def check_experiment(plan: Plan, name: str) -> None:
         evaluations = plan.evaluations_of(name)
     except ValueError as error:
         raise GeneralistError(f"evaluate: {error}") from None
-    if experiment.source in {other._group for other in plan.experiments.values()} - {None}:
-        raise GeneralistError(f"from {experiment.source!r}, which has several seeds: name one of them")
+    origin = (experiment.source or "").partition("@")[0]
+    if origin in {other._group for other in plan.experiments.values()} - {None}:
+        raise GeneralistError(f"from {origin!r}, which has several seeds: name one of them")
     for words in evaluations:
         check_evaluation(words)
 

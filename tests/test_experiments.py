@@ -79,6 +79,17 @@ def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) ->
     }
 
 
+def test_a_branch_with_seeds_starts_from_its_own(program: ModuleType, tmp_path: Path) -> None:
+    source, branch = {**D, "seeds": [3, 5]}, {**D, "from": "a@2", "seeds": [3, 5]}
+    plan = program.read_plan(written(tmp_path, {"experiments": {"a": source, "b": branch}}))
+    assert [plan.experiments[f"b-{seed}"].source for seed in (3, 5)] == ["a-3@2", "a-5@2"]
+    options = program.parse([str(tmp_path), "--out", str(tmp_path / "out")])
+    experiments = program.Experiments(plan, options)
+    assert experiments.waits_for("b-5") == "a-5"
+    words = experiments.steps_of("b-5")[0].words
+    assert words[words.index("--from") + 1] == f"{tmp_path / 'out' / 'runs' / 'a-5'}@2"
+
+
 def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
     path = written(tmp_path, TINY)
     options = program.parse([str(path), "--out", "out", "--only", "002-branch", "--device", "cpu"])
@@ -107,6 +118,8 @@ def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
         ({"experiments": {"a": {**D, "seeds": [0, 1]}, "a-1": D}}, "two experiments are called 'a-1'"),
         ({"experiments": {"a": {**D, "seeds": [0, 0]}}}, "two experiments are called 'a-0'"),
         ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a"}}}, "name one of them"),
+        ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a@1"}}}, "name one of them"),
+        ({"experiments": {"a": {**D, "seeds": [0]}, "b": {**D, "from": "a@1", "seeds": [1]}}}, "a has no seed 1"),
         ({"evaluate": ["--attacks 'natural"], "experiments": {"a": D}}, "No closing quotation"),
         ({"evaluate": ["--atacks natural"], "experiments": {"a": D}}, "--atacks"),
         ({"evaluate": ["--attacks nope"], "experiments": {"a": D}}, "unknown attack 'nope'"),
