@@ -11,16 +11,12 @@ import torch
 from objectives_toy import EPS, Toy, make_toy
 from pydantic import ValidationError
 from torch import Tensor
-from training_helpers import ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import ROBUST, assert_engines_agree, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import Shrunk, Threat, parse_threat
-from generalist.core.run import RunDirectory
-from generalist.data.options import load_splits
 from generalist.data.sets import Batch
 from generalist.objectives.base import SCALE, Inputs, Progress
-from generalist.recipe import load_recipe
-from generalist.training.graph import GraphEngine
 from generalist.training.loop import Trainer
 
 RISING = {"fractions": [0, 1], "values": [0, 1]}
@@ -144,15 +140,5 @@ def test_other_factors_are_refused(values: list[float]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_graph_equals_eager_in_float64(tmp_path: Path, compiled: str) -> None:
-    weights: list[Tensor] = []
-    for engine in ("eager", "graph"):
-        changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
-        scale = ["model.width=4", 'learners.linf.attack.scale={"fractions": [0, 1], "values": [0, 1]}']
-        job = load_recipe("baseline-digits-at", overrides=[*scale, *changes, f"train.compile={compiled}"])
-        path = tmp_path / engine
-        path.mkdir()
-        trainer = Trainer(job, RunDirectory(path), load_splits(job.data), device=torch.device("cuda"))
-        assert isinstance(trainer.engine, GraphEngine) == (engine == "graph")
-        trainer.run()
-        weights.append(trainer.learners[0].flat.vector.clone())
-    assert float((weights[0] - weights[1]).abs().max()) < 1e-9 and float(weights[0].abs().max()) > 0.1
+    scale = 'learners.linf.attack.scale={"fractions": [0, 1], "values": [0, 1]}'
+    assert_engines_agree("baseline-digits-at", tmp_path, overrides=[scale, f"train.compile={compiled}"], learner=0)

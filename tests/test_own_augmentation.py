@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import (
+    NATURAL,
+    ROBUST,
+    assert_engines_agree,
+    batches_of,
+    make_trainer,
+    stop_after,
+    tiny_recipe,
+    train,
+)
 
 from generalist.core.errors import GeneralistError
-from generalist.core.run import RunDirectory
-from generalist.data.options import load_splits
-from generalist.data.sets import Batch, ImageSet
-from generalist.objectives.base import Progress
+from generalist.data.sets import ImageSet
 from generalist.objectives.part import PixelReweighted
-from generalist.recipe import load_recipe
-from generalist.training.graph import GraphEngine
-from generalist.training.loop import Trainer
 
 SHARED = {"crop": 1, "flip": True}
 PLAIN = {"crop": 0, "flip": False}
-
-
-def batches_of(trainer: Trainer) -> dict[str, list[Batch]]:
-    """What each learner learnt from, iteration by iteration."""
-    seen: dict[str, list[Batch]] = {learner.name: [] for learner in trainer.learners}
-    for learner in trainer.learners:
-        gradients = learner.objective.gradients
-
-        def spied(batch: Batch, progress: Progress, *, ask: Any = gradients, name: str = learner.name) -> Any:
-            seen[name].append(batch)
-            return ask(batch, progress)
-
-        learner.objective.gradients = spied  # type: ignore[method-assign]
-    trainer.run()
-    return seen
 
 
 def test_one_learner_sees_plain_images(tmp_path: Path) -> None:
@@ -98,15 +85,5 @@ def test_streamed_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_graph_equals_eager_in_float64(tmp_path: Path, compiled: str) -> None:
-    weights = []
-    for engine in ("eager", "graph"):
-        changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
-        own = ["model.width=4", 'learners.natural.augmentation={"crop": 0, "shift": 2, "erase": 0.5, "flip": false}']
-        job = load_recipe("digits-d", overrides=[*own, *changes, f"train.compile={compiled}"])
-        path = tmp_path / engine
-        path.mkdir()
-        trainer = Trainer(job, RunDirectory(path), load_splits(job.data), device=torch.device("cuda"))
-        assert isinstance(trainer.engine, GraphEngine) == (engine == "graph")
-        trainer.run()
-        weights.append(trainer.learners[1].flat.vector.clone())
-    assert float((weights[0] - weights[1]).abs().max()) < 1e-9 and float(weights[0].abs().max()) > 0.1
+    own = 'learners.natural.augmentation={"crop": 0, "shift": 2, "erase": 0.5, "flip": false}'
+    assert_engines_agree("digits-d", tmp_path, overrides=[own, f"train.compile={compiled}"], learner=1)

@@ -14,6 +14,7 @@ from training_helpers import (
     NATURAL,
     ROBUST,
     TinyNet,
+    batches_of,
     fresh_model,
     make_trainer,
     reference_uniform,
@@ -470,16 +471,7 @@ def test_cutout_belongs_to_one_learner(tmp_path: Path) -> None:
         data={"name": "arrays", "augmentation": {"crop": 0, "flip": False}},
     )
     trainer = make_trainer(recipe, tmp_path)
-    seen: dict[str, list[Batch]] = {"cut": [], "natural": []}
-    for learner in trainer.learners:
-        gradients = learner.objective.gradients
-
-        def spied(batch: Batch, progress: Progress, *, ask: Any = gradients, name: str = learner.name) -> Any:
-            seen[name].append(batch)
-            return ask(batch, progress)
-
-        learner.objective.gradients = spied  # type: ignore[method-assign]
-    trainer.run()
+    seen = batches_of(trainer)
     squares: dict[int, set[tuple[bool, ...]]] = {}
     for cut, plain in zip(seen["cut"], seen["natural"], strict=True):
         assert bool((plain.x > 0).all())

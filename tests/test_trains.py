@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from training_helpers import L2, NATURAL, ROBUST, fresh_model, make_trainer, spy_on, stop_after, tiny_recipe, train
+from torch import Tensor, nn
+from training_helpers import (
+    L2,
+    NATURAL,
+    ROBUST,
+    assert_engines_agree,
+    fresh_model,
+    make_trainer,
+    spy_on,
+    stop_after,
+    tiny_recipe,
+    train,
+)
 
 from generalist.core.errors import GeneralistError
-from generalist.core.run import RunDirectory
-from generalist.data.options import load_splits
-from generalist.recipe import load_recipe
-from generalist.training.graph import GraphEngine
+from generalist.training.learner import resting
 from generalist.training.loop import Trainer
 
 ALONE = {"redistribution": {"every": 0}}
@@ -112,17 +120,12 @@ def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
         make_trainer(tiny_recipe([ROBUST, {**NATURAL, "trains": ["linear", "head"]}]), tmp_path)
 
 
+def test_a_part_without_weights_is_refused() -> None:
+    with pytest.raises(GeneralistError, match="no weights in 1"):
+        resting(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), ["1"], learner="natural")
+
+
 @pytest.mark.gpu
 def test_graph_equals_eager_in_float64(tmp_path: Path) -> None:
-    weights = []
-    for engine in ("eager", "graph"):
-        changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
-        part = ["model.width=4", 'learners.natural.trains=["features.9", "features.10", "classifier"]']
-        job = load_recipe("digits-d", overrides=[*part, *changes])
-        path = tmp_path / engine
-        path.mkdir()
-        trainer = Trainer(job, RunDirectory(path), load_splits(job.data), device=torch.device("cuda"))
-        assert isinstance(trainer.engine, GraphEngine) == (engine == "graph")
-        trainer.run()
-        weights.append(trainer.learners[1].flat.vector.clone())
-    assert float((weights[0] - weights[1]).abs().max()) < 1e-9 and float(weights[0].abs().max()) > 0.1
+    part = 'learners.natural.trains=["features.9", "features.10", "classifier"]'
+    assert_engines_agree("digits-d", tmp_path, overrides=[part], learner=1)

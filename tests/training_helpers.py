@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from generalist.core.distributed import Group
 from generalist.core.run import RunDirectory
-from generalist.data.options import Splits
+from generalist.data.options import Splits, load_splits
 from generalist.data.sets import Batch, ImageSet
 from generalist.models.registry import MODELS
 from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Objective, ObjectiveOptions, Progress
-from generalist.recipe import Recipe, parse
+from generalist.recipe import Recipe, load_recipe, parse
+from generalist.training.graph import GraphEngine
 from generalist.training.learner import Learner
 from generalist.training.loop import Listener, Trainer
 
@@ -251,6 +252,38 @@ def _spied_step(learner: Learner, trace: Trace, *, first: bool) -> Callable[[Bat
         return metrics
 
     return spied
+
+
+def batches_of(trainer: Trainer) -> dict[str, list[Batch]]:
+    """Run it; what each learner learnt from, iteration by iteration."""
+    seen: dict[str, list[Batch]] = {learner.name: [] for learner in trainer.learners}
+    for learner in trainer.learners:
+        gradients = learner.objective.gradients
+
+        def spied(batch: Batch, progress: Progress, *, ask: Any = gradients, name: str = learner.name) -> Any:
+            seen[name].append(batch)
+            return ask(batch, progress)
+
+        learner.objective.gradients = spied  # type: ignore[method-assign]
+    trainer.run()
+    return seen
+
+
+# -- both engines -----------------------------------------------------------------------------------------------------
+
+
+def assert_engines_agree(recipe: str, path: Path, *, overrides: Sequence[str], learner: int) -> None:
+    """Two epochs of a shipped recipe on a GPU, in float64: operation by operation, and recorded."""
+    weights = []
+    for engine in ("eager", "graph"):
+        changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
+        job = load_recipe(recipe, overrides=["model.width=4", *overrides, *changes])
+        (path / engine).mkdir()
+        trainer = Trainer(job, RunDirectory(path / engine), load_splits(job.data), device=torch.device("cuda"))
+        assert isinstance(trainer.engine, GraphEngine) == (engine == "graph")
+        trainer.run()
+        weights.append(trainer.learners[learner].flat.vector.clone())
+    assert float((weights[0] - weights[1]).abs().max()) < 1e-9 and float(weights[0].abs().max()) > 0.1
 
 
 # -- an independent counter-based generator ---------------------------------------------------------------------------

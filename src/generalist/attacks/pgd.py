@@ -55,7 +55,7 @@ class AttackOptions(Options):
 
     scale: Schedule | None = None
     """Factor on eps and on the steps in the course of training, from 0 to 1; left out: 1 all along. Addepalli et al.
-    (2022) let it rise from 0 to 1, which keeps natural accuracy. Validation has the whole of eps."""
+    (2022) let it rise from 0 to 1. Validation has the whole of eps."""
 
     @field_validator("scale")
     @classmethod
