@@ -66,7 +66,7 @@ class Experiment(Options):
     """The words after `generalist evaluate RUN`, a line for each call."""
     about: str = ""
     """Why it is run."""
-    seeds: list[int] = Field(default_factory=list)
+    seeds: list[int] | None = None
     """Once with each of them; left out: with the recipe's own."""
     _group: str | None = PrivateAttr(default=None)
     """The name that its seeds share."""
@@ -123,7 +123,7 @@ def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
                 raise GeneralistError(f"{name}: like {own.like!r}, but no experiment before it is called so")
             below = whole[own.like]
             inherited = {"set": {**below.set, **own.set}}
-            for field in ("recipe", "source", "evaluate"):
+            for field in ("recipe", "source", "evaluate", "seeds"):
                 if getattr(own, field) is None:
                     inherited[field] = getattr(below, field)
             own = own.model_copy(update=inherited)
@@ -138,8 +138,8 @@ def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Expe
         if not experiment.seeds:
             yield name, experiment
         origin, at, epoch = (experiment.source or "").partition("@")
-        for seed in experiment.seeds:
-            if origin in several and seed not in experiments[origin].seeds:
+        for seed in experiment.seeds or ():
+            if origin in several and seed not in (experiments[origin].seeds or ()):
                 raise GeneralistError(f"{name}: from {origin!r} of its own seed, but {origin} has no seed {seed}")
             source = f"{origin}-{seed}{at}{epoch}" if origin in several else experiment.source
             changes = {**experiment.set, "train.seed": seed}

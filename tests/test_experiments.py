@@ -48,7 +48,7 @@ def written(tmp_path: Path, content: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("file", ["cifar10.yaml", "mnist.yaml"])
+@pytest.mark.parametrize("file", ["cifar10.yaml", "headline.yaml", "mnist.yaml"])
 def test_every_shipped_experiment_is_a_training_that_can_be_asked_for(
     program: ModuleType, tmp_path: Path, file: str
 ) -> None:
@@ -71,11 +71,15 @@ def test_one_that_is_like_another_has_what_it_does_not_say(program: ModuleType, 
 
 
 def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) -> None:
-    content = {"experiments": {"a": {"recipe": "digits-d", "seeds": [3, 5], "set": {"train.epochs": 2}}}}
+    first = {"recipe": "digits-d", "seeds": [3, 5], "set": {"train.epochs": 2}}
+    content = {"experiments": {"a": first, "b": {"like": "a"}, "c": {"like": "a", "seeds": []}}}
     plan = program.read_plan(written(tmp_path, content))
     assert {name: (one.set, one._group) for name, one in plan.experiments.items()} == {
         "a-3": ({"train.epochs": 2, "train.seed": 3}, "a"),
         "a-5": ({"train.epochs": 2, "train.seed": 5}, "a"),
+        "b-3": ({"train.epochs": 2, "train.seed": 3}, "b"),
+        "b-5": ({"train.epochs": 2, "train.seed": 5}, "b"),
+        "c": ({"train.epochs": 2}, None),
     }
 
 
