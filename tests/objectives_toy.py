@@ -52,7 +52,8 @@ class Toy:
 
 
 def make_toy(objective: Any, path: Path, *, scalars: dict[str, float] | None = None, **learner: Any) -> Toy:
-    """The objective in linf 0.1 with three attack steps, unless `learner` says otherwise, at step 7."""
+    """The objective in linf 0.1 with three attack steps, unless `learner` says otherwise, at step 7. Values that change
+    during training are those of its start, unless `scalars` has them."""
     options = {**ROBUST, "attack": {"steps": 3, "start": "uniform"}, "objective": objective, **learner}
     trainer = make_trainer(tiny_recipe([{k: v for k, v in options.items() if v is not None}]), path)
     made = trainer.learners[0]
@@ -62,7 +63,8 @@ def make_toy(objective: Any, path: Path, *, scalars: dict[str, float] | None = N
                 buffer.add_(0.1)
     batch = trainer.train_images.batch(torch.tensor([0, 1, 2, 4, 6, 9]))
     batch = replace(batch, x=batch.x.double())
-    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in (scalars or {}).items()}
+    at_start = {name: schedule.at(0, 1) for name, schedule in made.schedules().items()}
+    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in (at_start | (scalars or {})).items()}
     progress = Progress(torch.tensor(STEP), torch.tensor(2), torch.tensor(0.1), scalars=values)
     return Toy(made, batch, progress, fresh_model(trainer))
 

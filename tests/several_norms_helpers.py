@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,15 @@ class Toy:
         return model
 
     def gradients(self, progress: Progress | None = None) -> tuple[list[Tensor], float]:
-        found, metrics = self.objective.gradients(self.batch, progress or now())
+        found, metrics = self.objective.gradients(self.batch, self.complete(progress or now()))
         return found, float(metrics["loss"])
+
+    def complete(self, progress: Progress) -> Progress:
+        """With what the objective's schedules say at the start of training."""
+        values = {name: schedule.at(0, 1) for name, schedule in self.objective.schedules().items()}
+        return replace(
+            progress, scalars={name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        )
 
 
 def now(step: int = 0, epoch: int = 1, variant: str = "default", lr: float = 0.05) -> Progress:
@@ -135,7 +143,7 @@ class NoWaiting(TorchDispatchMode):
 def assert_capturable(toy: Toy, progress: Progress | None = None) -> None:
     toy.gradients(progress)  # tables are filled
     with NoWaiting():
-        toy.objective.gradients(toy.batch, progress or now())
+        toy.objective.gradients(toy.batch, toy.complete(progress or now()))
 
 
 def assert_finite_when_probabilities_underflow(toy: Toy, progress: Progress | None = None) -> None:

@@ -175,6 +175,12 @@ def test_without_a_teacher_it_is_plain_training(tmp_path: Path) -> None:
     torch.testing.assert_close(runs[0].global_learner.vector, runs[1].global_learner.vector, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("weight", [-0.1, 1.5, {"epochs": [0, 2], "values": [0, 2]}])
+def test_a_weight_that_is_no_share_is_refused(weight: Any) -> None:
+    with pytest.raises(GeneralistError, match=r"learners\.0\.objective.*from 0 to 1"):
+        recipe_of({**AT, "weight": weight})
+
+
 def test_another_architecture_is_refused(taught: Path, tmp_path: Path) -> None:
     toy = Toy({**AT, "teacher": str(taught)}, tmp_path)
     toy.model.linear = nn.Linear(7, 3)

@@ -339,11 +339,19 @@ def test_what_there_is_to_say_of_a_later_stage_is_said_once(tmp_path: Path, unin
     assert len([text for text in said if "held out here" in text]) == 1
 
 
-def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_path: Path) -> None:
+LATER = {"epochs": [2, 2], "values": [0, 0.5]}
+"""The weight of a teacher that is heard from the third epoch on."""
+
+
+@pytest.mark.parametrize(
+    "objective", ["at", {"kind": "at-distil", "teacher": "#natural", "match": "logits", "weight": LATER}], ids=str
+)
+def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_path: Path, objective: Any) -> None:
     """While gamma is 1 the others leave no trace: two stages, the lead learner alone and then all, end bit for bit in
     the same network."""
-    linf, natural = RECIPE["learners"]
-    l2 = {**linf, "name": "l2", "threat": "l2:0.5", "optimizer": {"lr": 0.05}}
+    at, natural = RECIPE["learners"]
+    linf = {**at, "objective": objective}
+    l2 = {**at, "name": "l2", "threat": "l2:0.5", "optimizer": {"lr": 0.05}}
 
     def learners(*own: dict[str, Any], until: float) -> list[dict[str, Any]]:
         return [{**learner, "schedule": {"epochs": [0, until], "values": [1, 1 - until / 8]}} for learner in own]
@@ -357,7 +365,7 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
     whole = {**RECIPE, "mixing": mixing, "learners": learners(linf, natural, l2, until=4), "stages": []}
     whole["train"] = {**RECIPE["train"], "epochs": 4}
     alone = {
-        "learners": learners(linf, until=2),
+        "learners": learners(at, until=2),
         "mixing": {**mixing, "gamma": 1, "redistribution": {"every": 0}},
         "train": {"epochs": 2},
     }

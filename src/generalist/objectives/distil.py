@@ -7,11 +7,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from generalist.attacks.threats import widen
-from generalist.core.options import Decay, Fraction, Positive
+from generalist.core.options import Decay, Positive
+from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
     OBJECTIVES,
@@ -35,8 +36,9 @@ class DistillationOptions(ObjectiveOptions):
     learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch.
     Left out: an average of the learner's own weights, which starts anew when the learner is redistributed."""
 
-    weight: Fraction = 0.5
-    """Share of what the teacher says in the loss; the label has the rest."""
+    weight: Schedule = Schedule.model_validate(0.5)
+    """Share of what the teacher says in the loss, from 0 to 1; the label has the rest. A schedule can wait until there
+    is something to be learnt from the teacher."""
 
     match: Literal["probabilities", "logits"] = "probabilities"
     """What is to be like the teacher's: probabilities, by cross-entropy, or logits, by the mean of squared differences.
@@ -47,6 +49,13 @@ class DistillationOptions(ObjectiveOptions):
 
     decay: Decay = 0.999
     """Share of the old average kept at each iteration, where that is the teacher; less in the first iterations."""
+
+    @field_validator("weight")
+    @classmethod
+    def _is_a_share(cls, weight: Schedule) -> Schedule:
+        if not all(0 <= value <= 1 for value in weight.values):
+            raise ValueError("its values are shares of the loss: from 0 to 1")
+        return weight
 
 
 class Distilled(Objective):
@@ -69,6 +78,9 @@ class Distilled(Objective):
     def companions(cls, options: ObjectiveOptions) -> list[str]:
         assert isinstance(options, DistillationOptions)
         return [options.teacher[1:]] if options.teacher is not None and options.teacher.startswith("#") else []
+
+    def schedules(self) -> dict[str, Schedule]:
+        return {"weight": self.weight}
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
@@ -106,13 +118,14 @@ class Distilled(Objective):
         torch._foreach_mul_(moves, share.to(olds[0].dtype))
         torch._foreach_add_(olds, moves)
 
-    def taught(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Metrics]:
+    def taught(self, logits: Tensor, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         """What label and teacher ask for, each with its share."""
+        weight = progress.scalars["weight"].to(logits.dtype)
         labelled = self.learner.cross_entropy(logits, inputs.batch.y)
         like = F.mse_loss if self.match == "logits" else F.cross_entropy
         copied = like(logits, inputs.made["answers"].to(logits.dtype))
         metrics = {"label_loss": labelled.detach(), **accuracy(logits, inputs.batch.y)}
-        return (1 - self.weight) * labelled + self.weight * copied, metrics
+        return (1 - weight) * labelled + weight * copied, metrics
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"ready": self.ready, **{f"teacher.{name}": t for name, t in self.teacher.state_dict().items()}}
@@ -133,7 +146,7 @@ class NaturalDistillation(Distilled):
         return Inputs(batch, {"answers": self.answers(batch, progress)})
 
     def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
-        return self.taught(self.learner.forward(inputs.batch.x), inputs)
+        return self.taught(self.learner.forward(inputs.batch.x), inputs, progress)
 
 
 @OBJECTIVES.register("at-distil")
@@ -154,4 +167,4 @@ class AdversarialDistillation(Distilled):
         return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress), "answers": answers})
 
     def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
-        return self.taught(self.learner.forward(inputs.made["adversarial"]), inputs)
+        return self.taught(self.learner.forward(inputs.made["adversarial"]), inputs, progress)
