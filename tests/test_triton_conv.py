@@ -98,8 +98,13 @@ def backward_matrix(weight: Tensor, *, reverse: bool) -> Tensor:
     return weight.permute(2, 3, 0, 1).reshape(-1, weight.shape[1]).contiguous()
 
 
-SIZES = [(3, 6, 10), (1, 2, 2), (2, 8, 16)]
-"""Batch, height and width: rows in tiles and a rest, a rest alone, whole tiles."""
+SIZES = [(3, 6, 10), (1, 2, 2), (2, 8, 16), (3, 7, 5), (2, 5, 8), (16, 4, 7)]
+"""Batch, height and width: rows in tiles and a rest, a rest alone, whole tiles; odd numbers of rows and of columns."""
+
+
+def halved(size: tuple[int, int, int]) -> tuple[int, int]:
+    """Height and width after a stride of 2."""
+    return (size[1] + 1) // 2, (size[2] + 1) // 2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -109,7 +114,8 @@ def test_convolution(place: Place, size: tuple[int, int, int], stride: int, extr
     batch, height, width = size
     x, weight = place.random(batch, 64, height, width), place.random(128, 64, 3, 3, scale=0.1)
     bias = place.random(128, dtype=torch.float32)
-    added, mask = (place.random(batch, 128, height // stride, width // stride) for _ in range(2))
+    after = (height, width) if stride == 1 else halved(size)
+    added, mask = (place.random(batch, 128, *after) for _ in range(2))
     mask[:, :7] = 0
     found = kernels().conv3x3(
         x,
@@ -137,7 +143,7 @@ def test_convolution(place: Place, size: tuple[int, int, int], stride: int, extr
 @pytest.mark.parametrize("side_channels", [64, 128])
 def test_convolution_with_a_side(place: Place, size: tuple[int, int, int], side_channels: int) -> None:
     batch, height, width = size
-    x, weight = place.random(batch, 64, height // 2, width // 2), place.random(64, 64, 3, 3, scale=0.1)
+    x, weight = place.random(batch, 64, *halved(size)), place.random(64, 64, 3, 3, scale=0.1)
     side, side_weight = place.random(batch, side_channels, height, width), place.random(64, side_channels, 1, 1)
     bias = place.random(64, dtype=torch.float32)
     found = kernels().conv3x3(x, forward_matrix(weight), bias=bias, side=(side, forward_matrix(side_weight)), relu=True)
@@ -166,12 +172,13 @@ def test_reversed_convolution_is_the_input_gradient(place: Place, size: tuple[in
 @pytest.mark.parametrize("extras", [(), ("side",), ("residual", "mask"), ("side", "residual", "mask")])
 def test_strided_input_gradient(place: Place, size: tuple[int, int, int], extras: tuple[str, ...]) -> None:
     batch, height, width = size
-    g, g_side = (place.random(batch, 128, height // 2, width // 2) for _ in range(2))
+    g, g_side = (place.random(batch, 128, *halved(size)) for _ in range(2))
     weight, side_weight = place.random(128, 64, 3, 3, scale=0.1), place.random(128, 64, 1, 1)
     added, mask = (place.random(batch, 64, height, width) for _ in range(2))
     found = kernels().strided_input_gradient(
         g,
         backward_matrix(weight, reverse=False),
+        size=(height, width),
         side=(g_side, backward_matrix(side_weight, reverse=False)) if "side" in extras else None,
         residual=added if "residual" in extras else None,
         mask=mask if "mask" in extras else None,
@@ -313,9 +320,9 @@ def test_fused_network_is_the_model(place: Place, case: str, layout: torch.memor
         assert torch.cosine_similarity(mine.double().flatten(), theirs.double().flatten(), dim=0) > 0.99
 
 
-def test_odd_images_have_no_kernel_of_stride_2(place: Place) -> None:
+def test_odd_images_have_kernels_too(place: Place) -> None:
     network, model = network_and_model(place, shortcut, side=5)
-    assert len(network.kernels) == 1
+    assert len(network.kernels) == WHOLE["shortcut"][1]
     x = images(2, 5, torch.float32).to(place.device)
     if place.dtype == torch.float32:
         assert_same(network, model, x, tolerance=1e-5)

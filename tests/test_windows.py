@@ -163,10 +163,14 @@ ON_GPU = [
     for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16"))
     for batch, side in ((37, 1), (37, 3), (37, 5), (37, 10), (37, 14), (416, 4))
 ]
+ON_GPU += [
+    pytest.param((Place("cuda", torch.float16, 37, size), 3), marks=pytest.mark.gpu, id=f"gpu-images-of-{size}")
+    for size in (28, 33)  # odd numbers of rows in the last stage, or from the first on
+]
 CASES = ON_GPU + [
     # Boxes that go far into the second stage, beyond the step with a side; and whole images with a side that has boxes.
-    pytest.param((Place("cpu", torch.float32, 3, 20), side), marks=interpreter, id=f"interpreter-{side}")
-    for side in (1, 9)
+    pytest.param((Place("cpu", torch.float32, 3, size), side), marks=interpreter, id=f"interpreter-{size}-{side}")
+    for size, side in ((20, 1), (20, 9), (19, 1), (19, 8))
 ]
 
 

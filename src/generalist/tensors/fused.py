@@ -45,7 +45,7 @@ class FusedNetwork(FoldedNetwork):
         if triton:
             from generalist.tensors.fused_triton import TritonConv, find_head, fitting
 
-            self.kernels = {layer: TritonConv(layer) for layer in fitting(self.plan, shapes)}
+            self.kernels = {layer: TritonConv(layer) for layer in fitting(self.plan)}
             self.head = find_head(self.plan)
         super().__init__(graph, dtype)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from generalist.tensors import triton_conv
 from generalist.tensors.folding import FoldedConv, FoldedLinear
-from generalist.tensors.fusion_plan import Plan, Shape, Step, mean_and_linear
+from generalist.tensors.fusion_plan import Plan, Step, mean_and_linear
 
 
 class TritonConv:
@@ -70,7 +70,10 @@ class TritonConv:
             return out if residual is None else out + residual
         if self.strided:
             other = None if side is None else (side[0], side[1].backward_matrix)
-            return triton_conv.strided_input_gradient(g, self.backward_matrix, side=other, residual=residual, mask=mask)
+            size = (x.shape[2], x.shape[3])
+            return triton_conv.strided_input_gradient(
+                g, self.backward_matrix, size=size, side=other, residual=residual, mask=mask
+            )
         return triton_conv.conv3x3(g, self.backward_matrix, residual=residual, mask=mask)
 
 
@@ -105,10 +108,10 @@ def find_head(plan: Plan) -> TritonHead | None:
     return TritonHead(layer) if channels >= 64 and channels & (channels - 1) == 0 else None
 
 
-def fitting(plan: Plan, shapes: Sequence[Shape]) -> Iterator[FoldedConv]:
-    """The layers that the kernels can run, given every value's shape."""
+def fitting(plan: Plan) -> Iterator[FoldedConv]:
+    """The layers that the kernels can run."""
     steps = plan.steps
-    fits = {i for i, step in enumerate(steps) if _runs(step, shapes[step.x]) and _has_norm(step.layer)}
+    fits = {i for i, step in enumerate(steps) if _runs(step) and _has_norm(step.layer)}
     # A side is part of its step's kernel and, backwards, of that of the first step which reads the same value: all of
     # them have kernels, or none has.
     together = [(i, plan.first_reader[step.side[0]], step.side[1]) for i, step in enumerate(steps) if step.side]
@@ -128,8 +131,8 @@ def _takes(step: Step, side: FoldedConv) -> bool:
     return step.layer.stride == (2, 2) and _is_matrix(side) and _has_norm(side)
 
 
-def _runs(step: Step, shape: Shape) -> bool:
-    """Whether there is a kernel for it, given the shape of what it reads."""
+def _runs(step: Step) -> bool:
+    """Whether there is a kernel for it."""
     layer = step.layer
     out, channels = layer.weight.shape[:2]
     if layer.weight.shape[2:] != (3, 3) or layer.padding != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
@@ -137,9 +140,8 @@ def _runs(step: Step, shape: Shape) -> bool:
     if channels < triton_conv.IMAGE_CHANNELS:
         alone = step.x == 0 and step.residual is None and step.side is None and layer.stride == (1, 1)
         return alone and out in (64, 128) and channels * 9 <= 64
-    even = shape[1] % 2 == 0 and shape[2] % 2 == 0
     typed = step.x > 0  # the images are of their caller's type; what the steps make is of the network's
-    return typed and _is_matrix(layer) and (layer.stride == (1, 1) or (layer.stride == (2, 2) and even))
+    return typed and _is_matrix(layer) and layer.stride in ((1, 1), (2, 2))
 
 
 def _is_matrix(layer: FoldedConv) -> bool:

@@ -86,10 +86,14 @@ def conv_around_kernel(  # type: ignore[no-untyped-def]
     side_width,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    IN_HEIGHT: tl.constexpr,
+    IN_WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     SIDE_C: tl.constexpr,
+    SIDE_HEIGHT: tl.constexpr,
+    SIDE_WIDTH: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RELU: tl.constexpr,
     BOXED_OUT: tl.constexpr,
@@ -101,7 +105,7 @@ def conv_around_kernel(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """`conv_kernel` with a bias; HEIGHT and WIDTH are those of the whole output."""
+    """`conv_kernel` with a bias; all sizes are those of whole images."""
     pid = tl.program_id(0)
     column_blocks: tl.constexpr = N // BN
     rm = (pid // column_blocks) * BM + tl.arange(0, BM)
@@ -124,10 +128,10 @@ def conv_around_kernel(  # type: ignore[no-untyped-def]
         place = rm[:, None] * N + rn[None, :]
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     blocks: tl.constexpr = C // BK
-    origin = (image * HEIGHT * STRIDE + row * STRIDE) * WIDTH * STRIDE + column * STRIDE
+    origin = (image * IN_HEIGHT + row * STRIDE) * IN_WIDTH + column * STRIDE
     if BOXED_X:
         top, left = box_corner(corners, x_at, batch, image, inside)
-        boxes = batch * HEIGHT * STRIDE * WIDTH * STRIDE
+        boxes = batch * IN_HEIGHT * IN_WIDTH
         box_origin = boxes + (image * x_height + row * STRIDE - top) * x_width + column * STRIDE - left
     for k in range(9 * blocks):
         tap = k // blocks
@@ -136,8 +140,8 @@ def conv_around_kernel(  # type: ignore[no-untyped-def]
         right = tap % 3 - 1
         h = row * STRIDE + down
         w = column * STRIDE + right
-        there = inside & (h >= 0) & (h < HEIGHT * STRIDE) & (w >= 0) & (w < WIDTH * STRIDE)
-        pixel = origin + down * WIDTH * STRIDE + right
+        there = inside & (h >= 0) & (h < IN_HEIGHT) & (w >= 0) & (w < IN_WIDTH)
+        pixel = origin + down * IN_WIDTH + right
         if BOXED_X:
             boxed = (h >= top) & (h < top + x_height) & (w >= left) & (w < left + x_width)
             pixel = tl.where(boxed, box_origin + down * x_width + right, pixel)
@@ -155,8 +159,8 @@ def conv_around_kernel(  # type: ignore[no-untyped-def]
             row * 2,
             column * 2,
             inside,
-            HEIGHT * 2,
-            WIDTH * 2,
+            SIDE_HEIGHT,
+            SIDE_WIDTH,
             BOXED_SIDE,
         )
         for k in range(SIDE_C // BK):
@@ -279,7 +283,7 @@ def conv3x3_around(
     """`triton_conv.conv3x3` of values of which some have boxes: into the boxes of `out`, or where there is none into
     whole images, which are returned."""
     batch, n = corners.shape[2], weight.shape[1]
-    height, width = x.height // stride, x.width // stride
+    height, width = -(-x.height // stride), -(-x.width // stride)
     if out is None:
         made = torch.empty((batch, height, width, n), device=weight.device, dtype=weight.dtype).permute(0, 3, 1, 2)
         rows = batch * height * width
@@ -303,10 +307,14 @@ def conv3x3_around(
         *_box(side[0] if side else None, batch),
         HEIGHT=height,
         WIDTH=width,
+        IN_HEIGHT=x.height,
+        IN_WIDTH=x.width,
         STRIDE=stride,
         C=x.channels,
         N=n,
         SIDE_C=side[0].channels if side else 0,
+        SIDE_HEIGHT=side[0].height if side else 0,
+        SIDE_WIDTH=side[0].width if side else 0,
         HAS_RESIDUAL=residual is not None,
         RELU=relu,
         BOXED_OUT=out is not None,

@@ -60,8 +60,9 @@ def conv3x3(
 
     `weight` is [9 * channels in, channels out]. With the taps reversed it is the input gradient of stride 1.
     """
-    batch, c, height, width = x.shape
-    height, width, n = height // stride, width // stride, weight.shape[1]
+    batch, c, in_height, in_width = x.shape
+    height, width, n = -(-in_height // stride), -(-in_width // stride), weight.shape[1]
+    side_height, side_width = side[0].shape[2:] if side else (0, 0)
     out = _nhwc(x, n, height, width, x.dtype)
     rows = batch * height * width
     tiles = _tiles(rows, n)
@@ -77,10 +78,14 @@ def conv3x3(
         rows,
         HEIGHT=height,
         WIDTH=width,
+        IN_HEIGHT=in_height,
+        IN_WIDTH=in_width,
         STRIDE=stride,
         C=c,
         N=n,
         SIDE_C=side[0].shape[1] if side else 0,
+        SIDE_HEIGHT=side_height,
+        SIDE_WIDTH=side_width,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         RELU=relu,
@@ -96,14 +101,16 @@ def strided_input_gradient(
     g: Tensor,
     weight: Tensor,
     *,
+    size: tuple[int, int],
     side: tuple[Tensor, Tensor] | None = None,
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The input gradient of a 3x3 convolution of stride 2, and of a 1x1 one beside it; `weight` has its own taps."""
+    """The input gradient of a 3x3 convolution of stride 2, and of a 1x1 one beside it; `weight` has its own taps, the
+    input the given height and width."""
     batch, c, height, width = g.shape
     n = weight.shape[1]
-    out = _nhwc(g, n, 2 * height, 2 * width, g.dtype)
+    out = _nhwc(g, n, *size, g.dtype)
     rows = batch * height * width
     tiles = _tiles(4 * rows, n)
     strided_input_gradient_kernel[(-(-rows // tiles["BM"]) * (n // tiles["BN"]), 4)](
@@ -117,6 +124,8 @@ def strided_input_gradient(
         rows,
         HEIGHT=height,
         WIDTH=width,
+        OUT_HEIGHT=size[0],
+        OUT_WIDTH=size[1],
         C=c,
         N=n,
         HAS_SIDE=side is not None,

@@ -30,10 +30,14 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     rows,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    IN_HEIGHT: tl.constexpr,
+    IN_WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     SIDE_C: tl.constexpr,
+    SIDE_HEIGHT: tl.constexpr,
+    SIDE_WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     RELU: tl.constexpr,
@@ -44,7 +48,8 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """3x3 with padding 1; HEIGHT and WIDTH are those of the output. The side input is a 1x1 convolution of stride 2."""
+    """3x3 with padding 1; HEIGHT and WIDTH are those of the output, IN_ those of `x`. The side input is a 1x1
+    convolution of stride 2 of a value of its own size."""
     pid = tl.program_id(0)
     column_blocks: tl.constexpr = N // BN
     rm = (pid // column_blocks) * BM + tl.arange(0, BM)
@@ -56,7 +61,7 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     column = rm % WIDTH
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     blocks: tl.constexpr = C // BK
-    origin = (image * HEIGHT * STRIDE + row * STRIDE) * WIDTH * STRIDE + column * STRIDE
+    origin = (image * IN_HEIGHT + row * STRIDE) * IN_WIDTH + column * STRIDE
     if EARLY:
         tl.extra.cuda.gdc_wait()
     for k in range(9 * blocks):
@@ -66,13 +71,13 @@ def conv_kernel(  # type: ignore[no-untyped-def]
         right = tap % 3 - 1
         h = row * STRIDE + down
         w = column * STRIDE + right
-        there = inside & (h >= 0) & (h < HEIGHT * STRIDE) & (w >= 0) & (w < WIDTH * STRIDE)
-        pixel = origin + down * WIDTH * STRIDE + right
+        there = inside & (h >= 0) & (h < IN_HEIGHT) & (w >= 0) & (w < IN_WIDTH)
+        pixel = origin + down * IN_WIDTH + right
         a = tl.load(x + pixel[:, None] * C + kc[None, :], mask=there[:, None], other=0.0)
         b = tl.load(weight + (tap * C + kc)[:, None] * N + rn[None, :])
         acc = tl.dot(a, b, acc)
     if SIDE_C > 0:
-        pixel = (image * HEIGHT * 2 + row * 2) * WIDTH * 2 + column * 2
+        pixel = (image * SIDE_HEIGHT + row * 2) * SIDE_WIDTH + column * 2
         for k in range(SIDE_C // BK):
             kc = k * BK + rk
             a = tl.load(side + pixel[:, None] * SIDE_C + kc[None, :], mask=inside[:, None], other=0.0)
@@ -104,6 +109,8 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     rows,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
     C: tl.constexpr,
     N: tl.constexpr,
     HAS_SIDE: tl.constexpr,
@@ -116,8 +123,9 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
 ):
     """Of a 3x3 convolution of stride 2: pixels of the input, by the parity of their row and column, meet 1, 2, 2 or 4
-    taps; a program works on one parity. HEIGHT and WIDTH are those of `g`. A 1x1 convolution of stride 2 beside it
-    reaches the even pixels alone."""
+    taps; a program works on one parity. HEIGHT and WIDTH are those of `g`, OUT_ those of the input, of which an odd
+    number has one even row more than odd ones. A 1x1 convolution of stride 2 beside it reaches the even pixels
+    alone."""
     pid = tl.program_id(0)
     odd_row = tl.program_id(1) // 2
     odd_column = tl.program_id(1) % 2
@@ -157,7 +165,11 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
                 acc = tl.dot(a, b, acc)
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    pixel = (image * HEIGHT * 2 + row * 2 + odd_row) * WIDTH * 2 + column * 2 + odd_column
+    h = row * 2 + odd_row
+    w = column * 2 + odd_column
+    if OUT_HEIGHT % 2 + OUT_WIDTH % 2 > 0:
+        inside = inside & (h < OUT_HEIGHT) & (w < OUT_WIDTH)
+    pixel = (image * OUT_HEIGHT + h) * OUT_WIDTH + w
     place = pixel[:, None] * N + rn[None, :]
     if HAS_RESIDUAL:
         acc += tl.load(residual + place, mask=inside[:, None], other=0.0).to(tl.float32)
