@@ -330,6 +330,12 @@ def test_odd_images_have_kernels_too(place: Place) -> None:
         assert torch.allclose(network(x).float(), model(x), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("side", [28, 32, 33])
+def test_a_resnet18_is_wholly_fused_for_images_of_any_size(place: Place, side: int) -> None:
+    model = registered("resnet18", torch.float32).to(place.device)
+    assert fuse(model, place.dtype, shape=(3, side, side), triton=True).whole
+
+
 def test_refresh_follows_in_place(place: Place) -> None:
     network, model = network_and_model(place, shortcut)
     kernel = next(iter(network.kernels.values()))
