@@ -55,6 +55,10 @@ def called(what: str, *args: str, says: str, prepare: Prepare = lambda here: Non
     return Row(what, list(args), (says,), prepare, needs_run)
 
 
+def a_sweep(here: Path) -> None:
+    (here / "tiny.yaml").write_text("recipe: base.yaml\nsearch: {train.seed: {values: [0, 1]}}\n")
+
+
 def two_learners(first: str, second: str) -> str:
     return BASE.replace("name: linf,", f"name: {first},").replace("name: natural,", f"name: {second},")
 
@@ -391,6 +395,48 @@ ROWS = [
         "validation.images=2",
         says="replace or remove it",
         prepare=lambda here: save_folder(here, content=b"no image"),
+    ),
+    # what lies there already stays there
+    called("a report onto a recipe", "report", "run", "--out", "run/recipe.yaml", says="no .html file", needs_run=True),
+    called(
+        "a report's figures into a file",
+        *("report", "run", "--out", "page.html", "--figures", "base.yaml"),
+        says="cannot write base.yaml",
+        needs_run=True,
+    ),
+    called("a sweep's trials onto the sweep", "sweep", "tiny.yaml", "--csv", "tiny.yaml", says=".csv", prepare=a_sweep),
+    called(
+        "a sweep's picture below a file",
+        *("sweep", "tiny.yaml", "--svg", "base.yaml/x.svg"),
+        says="cannot write base.yaml",
+        prepare=a_sweep,
+    ),
+    called("a sweep beside the list of them", "sweep", "tiny.yaml", "--list", says="leave 'tiny.yaml' out"),
+    called(
+        "an export onto a file of a run",
+        *("export", "run", "--to", "safetensors", "--out", "run/last.safetensors", "--force"),
+        says="is a file of a run",
+        needs_run=True,
+    ),
+    called(
+        "a finished run whose network is gone",
+        *("train", "run", "--resume"),
+        says="run/model.safetensors is gone",
+        prepare=lambda here: (here / "run" / "model.safetensors").unlink(),
+        needs_run=True,
+    ),
+    # options that would do nothing
+    called(
+        "a dial on more images than there are",
+        *("mix", "run", "--curve", "2", "--samples", "101"),
+        says="ask for 1 to 100",
+        needs_run=True,
+    ),
+    called(
+        "attacks for a merge",
+        *("evaluate", "run", "--merge", "--attacks", "natural"),
+        says="and no --attacks",
+        needs_run=True,
     ),
 ]
 SUBPROCESS = {"at without a threat", "a Python tag", "a model's code", "--resume of a hostile checkpoint"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,26 @@ def test_evaluations_lie_in_the_run_and_json_is_all_there_is(
     folder = Path(summary["directory"])
     assert folder.parent == run.path / "evaluation" and summary["subject"] == "linf"
     assert without_times(summary) == without_times(json.loads((folder / "summary.json").read_text()))
+
+
+def test_as_many_samples_as_there_are_images_are_all_of_them(run: RunDirectory, tmp_path: Path) -> None:
+    first = evaluate(run, attacks="natural", samples=500, out=tmp_path)
+    second = evaluate(run, attacks="natural", out=tmp_path, resume=True)
+    assert first.summary["directory"] == second.summary["directory"]
+    assert without_times(first.summary) == without_times(second.summary)
+
+
+def test_other_images_than_the_run_knew_are_told(run: RunDirectory, tmp_path: Path) -> None:
+    copied = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "run")))
+    environment = json.loads(copied.environment.read_text())
+    environment["data"]["test"] = "0" * 64
+    copied.environment.write_text(json.dumps(environment))
+
+    told = []
+    for i, (subject, data) in enumerate(((run, None), (copied, None), (copied, "digits"))):
+        found = evaluate(subject, data, attacks="natural", samples=20, out=tmp_path / str(i))
+        told.append(sum("not the test images" in text for text in found.summary["warnings"]))
+    assert told == [0, 1, 0]
 
 
 def test_several_networks_of_a_run_in_one_call(

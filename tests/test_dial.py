@@ -344,6 +344,8 @@ def test_files_are_named_after_the_shares() -> None:
     learners = learners_like(tiny_recipe(T_LIKE))
     named = dial.mixture_file(learners, {"nat": 0.3, "l2": 0.2, "linf": 0.5})
     assert named == Path("run/mix/gamma-0.50-0.20.safetensors")
+    other = dial.mixture_file(learners, {"nat": 0.3, "l2": 0.2, "linf": 0.5}, "mixed")
+    assert other.name == "gamma-0.50-0.20-mixed-statistics.safetensors"
     earlier = replace(learners_like(tiny_recipe()), last=False, epoch=7)
     assert dial.mixture_file(earlier, {"robust": 1 / 3, "natural": 2 / 3}).name == "gamma-0.333333-epoch-7.safetensors"
 

@@ -164,7 +164,10 @@ def evaluate(
     check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
-    notes = (*source.notes, *(() if isinstance(model, nn.Module) else _unfinished(_path_of(model))))
+    notes = source.notes
+    if not isinstance(model, nn.Module):
+        changed = _changed(_path_of(model), images) if data is None else ()
+        notes = (*notes, *_unfinished(_path_of(model)), *changed)
     place = Place(Path(out), subject, split, resume=resume, notes=notes) if out is not None else None
     found = evaluate_model(
         network,
@@ -242,13 +245,25 @@ def _unfinished(path: Path) -> tuple[str, ...]:
     return (f"the run has not come to its end: its network after {max(done, default=0)} epochs, as it is so far",)
 
 
+def _changed(path: Path, images: Images) -> tuple[str, ...]:
+    """What is to be said where a run's own test images are no longer what they were when it was trained."""
+    run = run_of(path)
+    known = ((run.read_environment() if run is not None else None) or {}).get("data")
+    before = known.get("test") if isinstance(known, dict) else None
+    if before is None or before == images.checksum():
+        return ()
+    return (
+        "these are not the test images that the run knew when it was trained: images, classes or their order differ",
+    )
+
+
 def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor | None:
     """Which of `count` images: `samples` of them as asked for, else as many as is usual; None: all."""
     if samples is None:
         if usual.samples is None or usual.samples >= count:
             return None
         samples = usual.samples
-    return subset(count, samples, seed)
+    return None if samples == count else subset(count, samples, seed)
 
 
 def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:

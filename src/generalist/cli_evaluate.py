@@ -74,8 +74,20 @@ def evaluate(
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
-        if model is not None:
-            raise GeneralistError("--merge joins parts as they lie there: name the evaluation's folder, and no --model")
+        given: dict[str, Any] = {
+            "model": model,
+            "data": data,
+            "preset": preset,
+            "attacks": attacks,
+            "threats": threats,
+            "mode": mode,
+        }
+        given |= {"samples": samples, "corruptions": corruptions, "shards": None if shards == "1/1" else shards}
+        for name, value in given.items():
+            if value is not None:
+                raise GeneralistError(
+                    f"--merge joins parts as they lie there: name the evaluation's folder, and no --{name}"
+                )
         if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return

@@ -125,7 +125,7 @@ def _one(run: RunDirectory, gamma: list[float], out: Path | None, common: dict[s
     gammas = dial.gammas_of(learners, gamma)
     machine = dial.Dial(learners, device=common["device"], trust_code=common["trust_code"])
     mixture = machine.turn(gammas, statistics=common["statistics"])
-    path = out or dial.mixture_file(learners, mixture.gammas)
+    path = out or dial.mixture_file(learners, mixture.gammas, common["statistics"])
     mixture.save(path)
     if as_json:
         _write_json(mixture_record(mixture, path))

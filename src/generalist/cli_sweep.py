@@ -11,7 +11,7 @@ from rich.markup import escape
 from generalist.console import console, print_version, training_listener
 from generalist.core import ranks
 from generalist.core.errors import SweepError
-from generalist.core.files import write_text
+from generalist.core.files import check_target, write_text
 
 if TYPE_CHECKING:
     from generalist.sweep.storage import Shared
@@ -58,6 +58,8 @@ def sweep(
     from generalist.training.environment import choose_device
 
     if shipped:
+        if definition is not None:
+            raise SweepError(f"--list lists the shipped sweeps: leave {definition!r} out")
         list_sweeps()
         return
     if definition is None:
@@ -75,6 +77,9 @@ def sweep(
     place = choose_place(storage, folder)
     if svg is not None:
         check_drawable(read)
+    for path, suffix in ((csv, ".csv"), (svg, ".svg")):
+        if path is not None:
+            check_target(path, suffix)
     if show:
         shared = open_shared(read, place, create=False)
     else:

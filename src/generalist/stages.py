@@ -6,7 +6,6 @@ behind. What is written first says what the directory is: environment.json, reci
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -334,7 +333,9 @@ def _train_stage(
         trainer.listener.say(f"warning: {note}")
     with switches(recipe.train, device):
         resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
-        if trainer.group.first:
+        epochs = recipe.train.epochs
+        finished = resumed and trainer.step == epochs * trainer.steps_per_epoch
+        if trainer.group.first and not finished:
             now = describe(built.splits, device, recipe.train.seed)
             _record_environment(directory, {**now, "parallel": trainer.parallel.describe()}, plan.source)
             if directory != run:
@@ -342,9 +343,7 @@ def _train_stage(
             # The whole recipe from the first stage on: --resume compares with it and needs every stage.
             write_text(run.recipe, to_yaml(whole))
         if resumed:
-            epochs = recipe.train.epochs
             done = f"{directory.path} has finished (epoch {epochs} of {epochs}): nothing is left to do"
-            finished = trainer.step == epochs * trainer.steps_per_epoch
             trainer.listener.say(done if finished else f"resuming {directory.path} at step {trainer.step}")
         else:
             if plan.waits:
@@ -356,33 +355,23 @@ def _train_stage(
                 trainer.checkpoint()  # from here on, whoever resumes needs the source no more
         with tracking.following(recipe, trainer):
             trainer.run(request)
+    if finished and not directory.model.is_file():
+        raise RunError(f"{directory.model} is gone, and only training has it: train again, with another --out")
 
 
 def _record_environment(run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None) -> None:
     """What the run began on, where its weights came from, and each environment in which it was resumed."""
-    before = _read_environment(run)
+    before = run.read_environment()
     if before is None:
         write_json(run.environment, {**now, "from": source})
     else:
         write_json(run.environment, {**before, "resumed": [*before.get("resumed", []), now]})
 
 
-def _read_environment(run: RunDirectory) -> dict[str, Any] | None:
-    if not run.environment.is_file():
-        return None
-    try:
-        environment = json.loads(run.environment.read_text())
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{run.environment} is damaged: {error}") from error
-    if not isinstance(environment, dict) or not isinstance(environment.get("resumed", []), list):
-        raise RunError(f"{run.environment} is damaged")
-    return environment
-
-
 def _recorded_source(whole: Recipe, run: RunDirectory) -> str | None:
     """Where a run that is resumed was branched from: needed where it was killed before its first checkpoint."""
     first = run.stage(whole.stages[0].name) if len(whole.stages) > 1 else run
-    environment = _read_environment(first) or {}
+    environment = first.read_environment() or {}
     source = environment.get("from")
     fresh = not whole.stages or whole.stages[0].start == FRESH
     return source if isinstance(source, str) and fresh else None

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -70,6 +71,23 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
         finally:
             temporary.unlink(missing_ok=True)
     return digest
+
+
+def check_target(path: Path, suffix: str) -> None:
+    """Before anything is run for it: that a file can be written there, and takes no place of another kind of file."""
+    if path.is_dir():
+        raise RunError(f"{path} is a directory: name a file, as in {path / f'name{suffix}'}")
+    if path.exists() and path.suffix.lower() != suffix:
+        raise RunError(f"{path} is there already and is no {suffix} file: choose another name")
+    check_folder(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Before anything is run for it: that files can be written into this folder, which is made where there is none."""
+    with clear_write_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
 
 
 @contextlib.contextmanager

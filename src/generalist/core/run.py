@@ -86,6 +86,18 @@ class RunDirectory:
         except (ValueError, RecursionError) as error:
             raise RunError(f"{self.metrics} is damaged: {error}") from error
 
+    def read_environment(self) -> dict[str, Any] | None:
+        """What environment.json says; None where there is none."""
+        if not self.environment.is_file():
+            return None
+        try:
+            found = json.loads(self.environment.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{self.environment} is damaged: {error}") from error
+        if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
+            raise RunError(f"{self.environment} is damaged: it must be a mapping, and `resumed` in it a list")
+        return found
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Held while training: two processes that write one run would destroy it."""

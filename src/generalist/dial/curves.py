@@ -255,7 +255,8 @@ def curve(
     """Measure the models of a grid of shares on the run's validation images, and write RUN/mix/curve.json.
 
     `points` are those along an edge: see `grid`. `test` measures the test images as well. Wishes are fractions;
-    `samples` takes a seeded random subset of the images; `steps` of PGD are by default those of the run's validation.
+    `samples` takes a seeded random subset of either, or all where there are fewer; `steps` of PGD are by default those
+    of the run's validation.
     """
     check_statistics(statistics)
     wish = _wish(natural_at_least, robust_at_least)
@@ -266,6 +267,7 @@ def curve(
     if samples is not None and samples < 1:
         raise GeneralistError(f"samples: cannot measure on {samples} images; ask for 1 or more")
     dial = Dial(learners, device=device, data=data, samples=samples, steps=steps, trust_code=trust_code)
+    dial.check_samples(test=test)
     found: list[Point] = []
     for row in shares:
         gamma = dict(zip(learners.order, row, strict=True))

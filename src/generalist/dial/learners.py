@@ -176,12 +176,14 @@ def mixed_state(states: Sequence[State], gammas: Sequence[float], *, lead: int =
     }
 
 
-def mixture_file(learners: Learners, gammas: Mapping[str, float]) -> Path:
-    """Where a mixture lies in its run: RUN/mix/gamma-0.80.safetensors, the shares in the dial's order but the last."""
+def mixture_file(learners: Learners, gammas: Mapping[str, float], statistics: str = "best") -> Path:
+    """Where a mixture lies in its run: RUN/mix/gamma-0.80.safetensors, the shares in the dial's order but the last, and
+    what was asked for beside them."""
     shares = "-".join(_short(gammas[name]) for name in learners.order[:-1])
     place = "" if learners.last else f"-epoch-{learners.epoch}"
     kind = "" if learners.source == learners.recipe.mixing.source else f"-{learners.source}"
-    return learners.run.path / "mix" / f"gamma-{shares}{place}{kind}.safetensors"
+    asked = "" if statistics == "best" else f"-{statistics}-statistics"
+    return learners.run.path / "mix" / f"gamma-{shares}{place}{kind}{asked}.safetensors"
 
 
 def _short(share: float) -> str:

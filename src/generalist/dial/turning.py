@@ -153,6 +153,15 @@ class Dial:
         images, held, trained = validation_indices(self.recipe, self.splits)
         return images, self._some(held), trained
 
+    def check_samples(self, *, test: bool) -> None:
+        """Refuse more images than there are, in any of the sets that are measured."""
+        if self.samples is None:
+            return
+        held = validation_indices(self.recipe, self.splits)[1]
+        most = max(len(held), len(self.splits.test) if test and self.splits.test is not None else 0)
+        if self.samples > most:
+            raise GeneralistError(f"samples: cannot take {self.samples} of {most} images; ask for 1 to {most}")
+
     def _some(self, index: Tensor) -> Tensor:
         if self.samples is None:
             return index

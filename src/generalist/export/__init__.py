@@ -84,6 +84,8 @@ def _check_target(path: Path, form: Format, source: Source, *, force: bool) -> N
         raise GeneralistError(f"--out {path}: name the file with {form.suffix} at its end")
     if path.resolve() == source.file.resolve():
         raise GeneralistError(f"{path} is what is to be exported; choose another --out")
+    if form.suffix is not None and (path.parent / "recipe.yaml").exists() and path.exists():
+        raise GeneralistError(f"{path} is a file of a run, which an export would replace; choose another --out")
     if path.is_dir() != (form.suffix is None) and path.exists():
         kind = "a folder" if path.is_dir() else "a file"
         raise GeneralistError(f"{path} is {kind} and would be replaced by something else; choose another --out")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from generalist._version import __version__
 from generalist.core.errors import GeneralistError
-from generalist.core.files import write_text
+from generalist.core.files import check_folder, check_target, write_text
 from generalist.report.drawing import ROLES, Drawing
 from generalist.report.html import Html, join, short, tag
 from generalist.report.printed import Figures, check_formats, write_figures
@@ -60,14 +60,15 @@ def write_report(
     out and loads no network. Everything is read and checked before anything is written.
     """
     page = Path(out)
-    if page.is_dir():
-        raise GeneralistError(f"{page} is a directory: name a file, as in --out {page / 'report.html'}")
     if not 0 <= images <= MOST_IMAGES:
         raise GeneralistError(f"--images is a number from 0 to {MOST_IMAGES}, not {images}")
     if figures is not None:
         check_formats(formats)
     choose_device(device)
     found = collect([Path(path) for path in paths], trust_code=trust_code)
+    check_target(page, ".html")
+    if figures is not None:
+        check_folder(Path(figures))
     command = [*(str(path) for path in paths), "--out", str(page)]
     sections = make_sections(found, command, images=images, device=device, trust_code=trust_code)
     text = render(found, sections)

@@ -181,6 +181,6 @@ def collect(
 def diverged(name: str, what: str) -> DivergedError:
     """The error that says which learner diverged, and what to try."""
     return DivergedError(
-        f"learner {name!r}: {what}; the last good checkpoint is kept. Try a smaller optimizer.lr, "
-        "train.precision fp32, or fewer attack steps"
+        f"learner {name!r}: {what}; the last checkpoint before that, if there is one, is kept. Try a smaller "
+        "optimizer.lr, train.precision fp32, or fewer attack steps"
     )
