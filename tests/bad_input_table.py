@@ -318,6 +318,7 @@ ROWS = [
     changed("arrays that only the API has", "data={name: arrays}", says="data.name: arrays"),
     changed("a folder without a root", "data={name: folder}", says="a folder needs `root`"),
     changed("a folder without train", "data={name: folder, root: .}", says="has no folder `train`"),
+    changed("a folder that is not there", "data={name: folder, root: nowhere}", says="there is no folder nowhere in "),
     changed("a root with a zero byte", 'data={name: mnist, root: "a\\0b"}', says="mnist"),
     changed("more validation images than images", "validation.images=5000", says="cannot hold out 5000"),
     changed("all images for validation", "validation.images=1297", says="hold out"),

@@ -184,7 +184,7 @@ def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
     ("changes", "says"),
     [
         ({"attacks": ["fgsn"]}, "unknown attack 'fgsn'; did you mean 'fgsm'"),
-        ({"attacks": ["pgd-0"]}, "unknown attack"),
+        ({"attacks": ["pgd-0"]}, "'pgd-0' has no steps; write 1 or more, as in pgd-20"),
         ({"attacks": []}, "attacks: none is named"),
         ({"threats": ["linf:8"]}, "8/255"),
         ({"threats": ["l3:1"]}, "threat 'l3:1'"),

@@ -144,7 +144,7 @@ def test_shards_and_merge(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--attacks", "pgd-0"], "unknown attack 'pgd-0'"),
+        (["--attacks", "pgd-0"], "'pgd-0' has no steps"),
         (["--attacks", "natural,autoattack"], "unknown attack 'autoattack'; write aa"),
         (["--attacks", "pgd"], "unknown attack 'pgd'; write it with its steps, as in pgd-20"),
         (["--attacks", "PGD20"], "unknown attack 'PGD20'; write pgd-20"),

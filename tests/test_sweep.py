@@ -274,7 +274,7 @@ def test_a_bad_sweep_costs_one_line_and_nothing_runs(
         (["sweep"], "name a sweep"),
         (["sweep", "digits-gama-end"], "did you mean 'digits-gamma-end'?"),
         (["sweep", "list.yaml"], "must be a mapping"),
-        (["sweep", "broken.yaml"], "not valid YAML"),
+        (["sweep", "broken.yaml"], "error: broken.yaml is not valid YAML"),
         (["sweep", "tiny.yaml", "--trials", "0"], "--trials must be above 0"),
         (["sweep", "tiny.yaml", "--timeout", "-1"], "--timeout must be above 0"),
         (["sweep", "tiny.yaml", "--device", "gpu"], "gpu"),

@@ -125,6 +125,9 @@ def load_folder(
     `corrupt: skip` reads every file once and leaves out those that are no whole images; `cache` is a directory that
     remembers the outcome.
     """
+    if not root.is_dir():
+        place = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"data.root: there is no folder {root}{place}")
     if not (root / "train").is_dir():
         raise DataError(f"{root} has no folder `train`: the layout is root/train/CLASS/image.jpg, root/val/CLASS/...")
     pool = Decoder(workers or default_workers(), decoder)

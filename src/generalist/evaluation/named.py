@@ -43,7 +43,9 @@ def attack_named(name: str) -> Attack | AutoAttack:
     if name in ATTACKS:
         return ATTACKS[name]()
     match = re.fullmatch(r"([a-z]+)-(\d{1,5})", name)
-    if match is not None and match[1] in WITH_STEPS and int(match[2]) > 0:
+    if match is not None and match[1] in WITH_STEPS:
+        if int(match[2]) == 0:
+            raise GeneralistError(f"attack {name!r} has no steps; write 1 or more, as in {match[1]}-20")
         return WITH_STEPS[match[1]](int(match[2]))
     meant = re.fullmatch(r"([a-z]+)\W?([1-9]\d{0,4})", name.lower())
     if meant is not None and meant[1] in WITH_STEPS:

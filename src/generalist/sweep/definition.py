@@ -111,7 +111,10 @@ def load_sweep(where: str | Path, *, trust_code: bool = False) -> Sweep:
     else:
         path = Path(where)
         text, folder, name = _read(path), path.parent, path.stem
-    raw = load_yaml(text, str(where))
+    try:
+        raw = load_yaml(text, str(where))
+    except RecipeError as error:
+        raise SweepError(error.problem) from None
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise SweepError(f"{where} must be a mapping with the fields recipe, search, method, ...")
     try:
