@@ -56,7 +56,9 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random starts and of --samples.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Directory for evaluations [default: RUN/evaluation].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for evaluations [default: RUN/evaluation; of a file: evaluation].")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print summary.json and nothing else; of several, a list.")
     ] = False,
