@@ -335,9 +335,10 @@ def _train_stage(
         resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
         epochs = recipe.train.epochs
         finished = resumed and trainer.step == epochs * trainer.steps_per_epoch
-        if trainer.group.first and not finished:
-            now = describe(built.splits, device, recipe.train.seed)
-            _record_environment(directory, {**now, "parallel": trainer.parallel.describe()}, plan.source)
+        if trainer.group.first:
+            if not finished:
+                now = describe(built.splits, device, recipe.train.seed)
+                _record_environment(directory, {**now, "parallel": trainer.parallel.describe()}, plan.source)
             if directory != run:
                 write_text(directory.recipe, to_yaml(recipe))
             # The whole recipe from the first stage on: --resume compares with it and needs every stage.
