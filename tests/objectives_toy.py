@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training_helpers import ROBUST, TinyNet, fresh_model, make_trainer, reference_uniform, tiny_recipe
+from training_helpers import ROBUST, TinyNet, at_start, fresh_model, make_trainer, reference_uniform, tiny_recipe
 
 from generalist.data.sets import Batch
 from generalist.objectives.base import Metrics, Objective, Progress
@@ -63,8 +63,8 @@ def make_toy(objective: Any, path: Path, *, scalars: dict[str, float] | None = N
                 buffer.add_(0.1)
     batch = trainer.train_images.batch(torch.tensor([0, 1, 2, 4, 6, 9]))
     batch = replace(batch, x=batch.x.double())
-    at_start = {name: schedule.at(0, 1) for name, schedule in made.schedules().items()}
-    values = {name: torch.tensor(value, dtype=torch.float64) for name, value in (at_start | (scalars or {})).items()}
+    asked = {name: torch.tensor(value, dtype=torch.float64) for name, value in (scalars or {}).items()}
+    values = at_start(made.schedules()) | asked
     progress = Progress(torch.tensor(STEP), torch.tensor(2), torch.tensor(0.1), scalars=values)
     return Toy(made, batch, progress, fresh_model(trainer))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_helpers import NATURAL, TinyNet, fresh_model, make_trainer, tiny_recipe
+from training_helpers import NATURAL, TinyNet, at_start, fresh_model, make_trainer, tiny_recipe
 
 from generalist.data.sets import Batch
 from generalist.objectives.base import Objective, Progress
@@ -60,10 +60,7 @@ class Toy:
 
     def complete(self, progress: Progress) -> Progress:
         """With what the objective's schedules say at the start of training."""
-        values = {name: schedule.at(0, 1) for name, schedule in self.objective.schedules().items()}
-        return replace(
-            progress, scalars={name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-        )
+        return replace(progress, scalars=at_start(self.objective.schedules()))
 
 
 def now(step: int = 0, epoch: int = 1, variant: str = "default", lr: float = 0.05) -> Progress:

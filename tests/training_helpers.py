@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from generalist.core.distributed import Group
 from generalist.core.run import RunDirectory
+from generalist.core.schedule import Schedule
 from generalist.data.options import Splits, load_splits
 from generalist.data.sets import Batch, ImageSet
 from generalist.models.registry import MODELS
@@ -252,6 +253,11 @@ def _spied_step(learner: Learner, trace: Trace, *, first: bool) -> Callable[[Bat
         return metrics
 
     return spied
+
+
+def at_start(schedules: Mapping[str, Schedule]) -> dict[str, Tensor]:
+    """What they say at the start of training."""
+    return {name: torch.tensor(one.at(0, 1), dtype=torch.float64) for name, one in schedules.items()}
 
 
 def batches_of(trainer: Trainer) -> dict[str, list[Batch]]:

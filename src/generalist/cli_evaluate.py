@@ -76,20 +76,8 @@ def evaluate(
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
-        given: dict[str, Any] = {
-            "model": model,
-            "data": data,
-            "preset": preset,
-            "attacks": attacks,
-            "threats": threats,
-            "mode": mode,
-        }
-        given |= {"samples": samples, "corruptions": corruptions, "shards": None if shards == "1/1" else shards}
-        for name, value in given.items():
-            if value is not None:
-                raise GeneralistError(
-                    f"--merge joins parts as they lie there: name the evaluation's folder, and no --{name}"
-                )
+        _only_merge(model=model, data=data, preset=preset, attacks=attacks, threats=threats, mode=mode, samples=samples)
+        _only_merge(corruptions=corruptions, shards=None if shards == "1/1" else shards)
         if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
@@ -114,6 +102,15 @@ def evaluate(
     }
     networks = _networks(Path(subject), model)
     _print((_run(subject, {**arguments, "which": which}, quiet=as_json) for which in networks), as_json=as_json)
+
+
+def _only_merge(**given: object) -> None:
+    """Refuse what belongs to an evaluation that is run."""
+    for name, value in given.items():
+        if value is not None:
+            raise GeneralistError(
+                f"--merge joins parts as they lie there: name the evaluation's folder, and no --{name}"
+            )
 
 
 def _networks(subject: Path, model: str | None) -> list[str]:

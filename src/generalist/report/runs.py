@@ -197,16 +197,9 @@ def _epochs(directory: RunDirectory) -> list[Epoch]:
 
 
 def _environment(directory: RunDirectory) -> dict[str, Any]:
-    path = directory.environment
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{path} is damaged: it must be a mapping")
-    return found
+    if directory.environment.exists():
+        _check_size(directory.environment)
+    return directory.read_environment() or {}
 
 
 def _networks(run: Run, *, first: int, trust_code: bool) -> list[Network]:
@@ -238,6 +231,10 @@ def _checked(kind: type[M], text: bytes, path: Path, place: str = "") -> M:
 
 
 def _bytes(path: Path) -> bytes:
+    _check_size(path)
+    return path.read_bytes()
+
+
+def _check_size(path: Path) -> None:
     if path.stat().st_size > MAX_BYTES:
         raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is not what it should be")
-    return path.read_bytes()
