@@ -235,7 +235,9 @@ def test_default_steps():
     assert [L1(12.0).default_step(steps) for steps in (0, 1, 10, 100)] == [12, 12, 3, pytest.approx(0.3)]
 
 
-@pytest.mark.parametrize("text", ["linf:8/255", "l2:128/255", "l2:0.5", "l1:12", "linf:1", "linf:0.031"])
+@pytest.mark.parametrize(
+    "text", ["linf:8/255", "linf:6.5/255", "l2:128/255", "l2:0.5", "l1:12", "linf:1", "linf:0.031"]
+)
 def test_a_name_reads_back(text):
     options = parse_threat(text)
     assert str(options) == text == str(options.build())

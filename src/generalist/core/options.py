@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-_FRACTION = re.compile(r"\s*[-+]?\d{1,9}\s*/\s*\d{1,9}\s*")
+_FRACTION = re.compile(r"\s*[-+]?\d{1,9}(\.\d{1,9})?\s*/\s*\d{1,9}\s*")
 
 
 class Options(BaseModel):
@@ -37,14 +37,14 @@ def first_problem(error: ValidationError) -> str:
 
 
 def parse_number(value: Any) -> Any:
-    """`8/255`, `3.5e-3` (a string to YAML 1.1) and plain numbers; anything else is left for pydantic to refuse."""
+    """`8/255`, `6.5/255`, `3.5e-3` (a string to YAML 1.1) and plain numbers; pydantic refuses the rest."""
     if not isinstance(value, str):
         return value
     if _FRACTION.fullmatch(value):
         numerator, denominator = value.split("/")
         if int(denominator) == 0:
             raise ValueError("the denominator of a fraction must not be 0")
-        return int(numerator) / int(denominator)
+        return float(numerator) / int(denominator)
     try:
         number = float(value)
     except ValueError:
@@ -60,7 +60,8 @@ def format_number(value: float) -> float | str:
         numerator = round(value * denominator)
         if numerator and numerator / denominator == value:
             return f"{numerator}/{denominator}"
-    return value
+    halves = round(value * 510) / 2
+    return f"{halves:.1f}/255" if halves and halves / 255 == value else value
 
 
 Number = Annotated[float, BeforeValidator(parse_number), PlainSerializer(format_number)]
