@@ -61,7 +61,7 @@ class Experiment(Options):
     set: dict[str, Any] = Field(default_factory=dict)
     """Fields and their values."""
     source: str | None = Field(default=None, alias="from")
-    """`RUN[@EPOCH]`; the name of another experiment stands for its run."""
+    """`RUN[@EPOCH][#SUBJECT]`; the name of another experiment stands for its run."""
     evaluate: list[str] | None = None
     """The words after `generalist evaluate RUN`, a line for each call."""
     about: str = ""
@@ -137,15 +137,21 @@ def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Expe
     for name, experiment in experiments.items():
         if not experiment.seeds:
             yield name, experiment
-        origin, at, epoch = (experiment.source or "").partition("@")
+        origin, rest = split_source(experiment.source)
         for seed in experiment.seeds or ():
             if origin in several and seed not in (experiments[origin].seeds or ()):
                 raise GeneralistError(f"{name}: from {origin!r} of its own seed, but {origin} has no seed {seed}")
-            source = f"{origin}-{seed}{at}{epoch}" if origin in several else experiment.source
+            source = f"{origin}-{seed}{rest}" if origin in several else experiment.source
             changes = {**experiment.set, "train.seed": seed}
             one = experiment.model_copy(update={"set": changes, "source": source})
             one._group = name
             yield f"{name}-{seed}", one
+
+
+def split_source(source: str | None) -> tuple[str, str]:
+    """`NAME[@EPOCH][#SUBJECT]` as NAME and the rest."""
+    name = re.split("[@#]", source or "", maxsplit=1)[0]
+    return name, (source or "")[len(name) :]
 
 
 def check_experiment(plan: Plan, name: str) -> None:
@@ -160,7 +166,7 @@ def check_experiment(plan: Plan, name: str) -> None:
         evaluations = plan.evaluations_of(name)
     except ValueError as error:
         raise GeneralistError(f"evaluate: {error}") from None
-    origin = (experiment.source or "").partition("@")[0]
+    origin, _ = split_source(experiment.source)
     if origin in {other._group for other in plan.experiments.values()} - {None}:
         raise GeneralistError(f"from {origin!r}, which has several seeds: name one of them")
     for words in evaluations:
@@ -206,8 +212,8 @@ class Experiments(Steps):
         device = ["--device", self.options.device] if self.options.device != "auto" else []
         source = []
         if experiment.source is not None:
-            known, at, epoch = experiment.source.partition("@")
-            source = ["--from", f"{self.run_of(known)}{at}{epoch}" if self._origin(name) else experiment.source]
+            known, rest = split_source(experiment.source)
+            source = ["--from", f"{self.run_of(known)}{rest}" if self._origin(name) else experiment.source]
         train = ["train", experiment.recipe, *changes, *source, *device, "--out", str(run)]
         asked = enumerate(self.plan.evaluations_of(name), start=1)
         measured = [Step(name, f"evaluate-{i}", ["evaluate", str(run), *words, *device], run) for i, words in asked]
@@ -215,12 +221,13 @@ class Experiments(Steps):
 
     def _origin(self, name: str) -> str | None:
         """The experiment that it starts from."""
-        origin = (self.plan.experiments[name].source or "").partition("@")[0]
+        origin, _ = split_source(self.plan.experiments[name].source)
         return origin if origin in self.plan.experiments else None
 
     def _epoch(self, name: str) -> str:
         """The epoch of it; empty: its end."""
-        return (self.plan.experiments[name].source or "").partition("@")[2]
+        _, rest = split_source(self.plan.experiments[name].source)
+        return rest.partition("#")[0].removeprefix("@")
 
     def done(self, name: str) -> dict[str, dict[str, Any]]:
         """The steps of the run as it is that have ended well: their lines by their commands."""

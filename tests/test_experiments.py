@@ -25,7 +25,7 @@ TINY = {
         "001-d": {"recipe": "digits-d", "about": "the first"},
         "002-branch": {
             "recipe": "digits-d",
-            "from": "001-d@2",
+            "from": "001-d@2#global",
             "set": {"train.epochs": 4, "train.start_epoch": 2, "mixing.gamma": {"epochs": [2, 4], "values": [1, 0.5]}},
             "evaluate": ["--attacks natural --samples 40"],
         },
@@ -84,14 +84,14 @@ def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) ->
 
 
 def test_a_branch_with_seeds_starts_from_its_own(program: ModuleType, tmp_path: Path) -> None:
-    source, branch = {**D, "seeds": [3, 5]}, {**D, "from": "a@2", "seeds": [3, 5]}
+    source, branch = {**D, "seeds": [3, 5]}, {**D, "from": "a@2#global", "seeds": [3, 5]}
     plan = program.read_plan(written(tmp_path, {"experiments": {"a": source, "b": branch}}))
-    assert [plan.experiments[f"b-{seed}"].source for seed in (3, 5)] == ["a-3@2", "a-5@2"]
+    assert [plan.experiments[f"b-{seed}"].source for seed in (3, 5)] == ["a-3@2#global", "a-5@2#global"]
     options = program.parse([str(tmp_path), "--out", str(tmp_path / "out")])
     experiments = program.Experiments(plan, options)
     assert experiments.waits_for("b-5") == "a-5"
     words = experiments.steps_of("b-5")[0].words
-    assert words[words.index("--from") + 1] == f"{tmp_path / 'out' / 'runs' / 'a-5'}@2"
+    assert words[words.index("--from") + 1] == f"{tmp_path / 'out' / 'runs' / 'a-5'}@2#global"
 
 
 def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
         "generalist train digits-d --set train.epochs=4 --set model.width=4 --set validation.steps=2 "
         "--set train.threads=1 --set train.start_epoch=2 "
         """--set 'mixing.gamma={"epochs": [2, 4], "values": [1, 0.5]}' """
-        "--from out/runs/001-d@2 --device cpu --out out/runs/002-branch"
+        "--from 'out/runs/001-d@2#global' --device cpu --out out/runs/002-branch"
     )
     assert evaluate.command == "generalist evaluate out/runs/002-branch --attacks natural --samples 40 --device cpu"
 
@@ -122,7 +122,7 @@ def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
         ({"experiments": {"a": {**D, "seeds": [0, 1]}, "a-1": D}}, "two experiments are called 'a-1'"),
         ({"experiments": {"a": {**D, "seeds": [0, 0]}}}, "two experiments are called 'a-0'"),
         ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a"}}}, "name one of them"),
-        ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a@1"}}}, "name one of them"),
+        ({"experiments": {"a": {**D, "seeds": [0, 1]}, "b": {**D, "from": "a#global"}}}, "name one of them"),
         ({"experiments": {"a": {**D, "seeds": [0]}, "b": {**D, "from": "a@1", "seeds": [1]}}}, "a has no seed 1"),
         ({"evaluate": ["--attacks 'natural"], "experiments": {"a": D}}, "No closing quotation"),
         ({"evaluate": ["--atacks natural"], "experiments": {"a": D}}, "--atacks"),

@@ -299,7 +299,7 @@ def curve(*ends: str) -> dict[str, Any]:
     [
         ({"start": {"linf": "one#won"}}, r"stages\.last: 'one#won': stage 'one' keeps no 'won'; say global, one"),
         ({"start": "one@7"}, r"stages\.last: 'one@7': stage 'one' keeps no epoch 7"),
-        ({"start": "one#one"}, r"stages\.last: 'one#one' names one network"),
+        ({"start": "one#won"}, r"stages\.last: 'one#won': stage 'one' keeps no 'won'; say global, one"),
         ({"start": "one@first"}, r"stages\.last: 'one@first': write it as STAGE"),
         (curve("one", "two#too"), r"stages\.last: 'two#too': stage 'two' keeps no 'too'"),
         (curve("one", "tow"), r"tow is not a run directory"),
@@ -369,8 +369,7 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
         "mixing": {**mixing, "gamma": 1, "redistribution": {"every": 0}},
         "train": {"epochs": 2},
     }
-    start = dict.fromkeys(("linf", "natural", "l2"), "alone#global")
-    together = {"name": "together", "start": start, "change": {"train": {"start_epoch": 2}}}
+    together = {"name": "together", "start": "alone#global", "change": {"train": {"start_epoch": 2}}}
     runs = [
         train(raw, out=tmp_path / name, device="cpu")
         for name, raw in (
@@ -378,6 +377,8 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
             ("two-stages", {**whole, "stages": [{"name": "alone", "change": alone}, together]}),
         )
     ]
+    branch = {**whole, "train": {**whole["train"], "start_epoch": 2}}
+    runs.append(train(branch, out=tmp_path / "branch", start=f"{tmp_path / 'one-stage'}@2#global", device="cpu"))
     ends = [load_weights(run.last)[0] for run in runs]
-    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
-    assert [len(run.read_metrics()) for run in runs] == [4, 2]
+    assert all(torch.equal(tensor, end[name]) for end in ends[1:] for name, tensor in ends[0].items())
+    assert [len(run.read_metrics()) for run in runs] == [4, 2, 2]

@@ -63,7 +63,7 @@ def train(
 ) -> RunDirectory:
     """Train a recipe (a shipped name, a YAML file, a mapping, or a run to `resume`) and return its run directory.
 
-    `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH]` to branch from (the command line's --from),
+    `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH][#SUBJECT]` to branch from (--from),
     `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run beside metrics.jsonl:
     tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`). Everything is checked before
     anything runs. In a process that torchrun has started, it trains together with the others (`train.parallel`).

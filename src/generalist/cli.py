@@ -73,7 +73,8 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --out.")] = False,
     start: Annotated[
-        str | None, typer.Option("--from", help="Start from the weights of RUN[@EPOCH].", metavar="RUN[@EPOCH]")
+        str | None,
+        typer.Option("--from", help="Start from its weights; RUN@75#global: all from that one.", metavar="RUN[@EPOCH]"),
     ] = None,
     track: Annotated[
         list[str] | None,

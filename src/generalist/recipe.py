@@ -37,8 +37,8 @@ class StageOptions(Options):
 
     start: str | dict[Name, str] = FRESH
     """`fresh` weights; the name of an earlier stage; `RUN[@EPOCH]` of an earlier run; or a mapping from learners to
-    such sources, where `SOURCE#SUBJECT` names one network of it (a learner, or `global`). Learners that a mapping
-    leaves out start fresh."""
+    such sources. `SOURCE#SUBJECT` names one network of it (a learner, or `global`); without a mapping, all start from
+    that one, as learners do after a redistribution. Learners that a mapping leaves out start fresh."""
 
     length: Number = Field(default=1.0, gt=0, le=1000)
     """Its epochs as a multiple of the recipe's `train.epochs`, rounded, at least one: a stage follows when those are

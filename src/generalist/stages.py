@@ -137,7 +137,7 @@ class Plan:
     recipe: Recipe
     directory: RunDirectory
     source: str | dict[str, str] | None = None
-    """`RUN[@EPOCH]` that its weights come from, or one `RUN[@EPOCH][#SUBJECT]` a learner; None: fresh ones."""
+    """`RUN[@EPOCH][#SUBJECT]` that its weights come from, or one such source a learner; None: fresh ones."""
     earlier: dict[str, Plan] = field(default_factory=dict)
     """The stages before this one, by name."""
 
@@ -154,7 +154,10 @@ class Plan:
         """The weights file of each subject that does not start fresh."""
         if isinstance(self.source, dict):
             return {name: artefact_file(self.locate(text), name) for name, text in self.source.items()}
-        return branch_files(self.locate(self.source or ""), [learner.name for learner in self.recipe.learners])
+        source = self.locate(self.source or "")
+        if "#" in source:  # one network for all: learners without a file of their own take the global learner's
+            return {GLOBAL: artefact_file(source, GLOBAL)}
+        return branch_files(source, [learner.name for learner in self.recipe.learners])
 
     def stage_of(self, text: str) -> str | None:
         """The stage that `STAGE[@EPOCH][#SUBJECT]` names, if it names one."""
@@ -219,10 +222,6 @@ def _check_left(stage: StageOptions, plan: Plan, text: str) -> None:
         )
     if subject is None:
         return
-    if text == plan.source:
-        raise RecipeError(
-            field, f"{text!r} names one network: write `start` as a mapping from learners to such sources"
-        )
     averages = [learner.name + AVERAGE for learner in recipe.learners if learner.averaging]
     subjects = [GLOBAL, *(learner.name for learner in recipe.learners), *averages]
     if subject not in subjects:

@@ -263,9 +263,11 @@ class Trainer:
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         self.regret.add(found.clipped_loss)
-        score = found.score(self.job.validation)
-        latest = self.job.validation.rule == "last" and score >= 0
-        if self.best is None or latest or score > self.best.score:
+        options = self.job.validation
+        score = found.score(options)
+        latest = options.rule == "last" and score >= 0
+        stands_in = self.best is not None and self.best.epoch < options.start * self.job.train.epochs
+        if self.best is None or stands_in or latest or score > self.best.score:
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch)
         record = {

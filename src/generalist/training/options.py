@@ -218,6 +218,10 @@ class ValidationOptions(Options):
     """Only epochs with at least this natural accuracy can be the best; where none has it, the nearest is kept, and
     every output says so. Published code: 0.88."""
 
+    start: Fraction = 0.0
+    """Share of training before which no epoch can be the best; up to there the newest one stands in. For a recipe whose
+    learners are mixed late on."""
+
     batch_size: int = Field(default=500, ge=1, le=1_000_000)
     """Images a validation batch; changes nothing but speed and memory."""
 
