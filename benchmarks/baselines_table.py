@@ -90,7 +90,11 @@ def family_of(dataset: str) -> dict[str, str]:
     found = {name.removeprefix(prefix): name for name in shipped if name.startswith(prefix)}
     if not found:
         raise GeneralistError(f"no recipe is called {prefix}METHOD; try --dataset cifar10-resnet18 or digits")
-    found |= {f"generalist-{v}": f"{dataset}-{v}" for v in GENERALISTS if f"{dataset}-{v}" in shipped}
+    for variant in GENERALISTS:
+        # The plain one, where there are two: the baselines are not tuned either.
+        names = (f"{dataset}-{variant}-plain", f"{dataset}-{variant}")
+        if own := [name for name in names if name in shipped]:
+            found[f"generalist-{variant}"] = own[0]
     known = [name for name in PASSES if name in found]
     return {name: found[name] for name in [*known, *sorted(found.keys() - PASSES.keys())]}
 

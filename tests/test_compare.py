@@ -180,6 +180,7 @@ def test_the_number_of_images_is_shown_and_how_far_intervals_reach(
         ("cifar10-resnet18-d", "generalist-d-nt-linf"),
         ("cifar10-resnet18-d-linf-l2", "generalist-d-linf-l2"),
         ("cifar10-resnet18-t", "generalist-t"),
+        ("cifar10-resnet18-t-plain", "generalist-t"),
         ("digits-nt", "nt"),
         ("digits-at", "at"),
         ("baseline-cifar10-resnet18-e-at", "e-at"),
@@ -549,5 +550,5 @@ def test_one_seed_twice_is_refused(
 def test_other_settings_are_not_other_seeds(tmp_path: Path) -> None:
     runs = [seeded(tmp_path, 0, 880), seeded(tmp_path, 1, 890)]
     text = (runs[1] / "recipe.yaml").read_text()
-    (runs[1] / "recipe.yaml").write_text(text.replace("batch_size: 128", "batch_size: 64"))
+    (runs[1] / "recipe.yaml").write_text(text.replace("batch_size: 256", "batch_size: 64"))
     assert [row.name for row in compare(runs, seeds=True).rows] == ["d-0", "d-1"]

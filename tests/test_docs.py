@@ -150,7 +150,7 @@ def test_fields_named_in_the_method_exist() -> None:
 
 def test_the_method_describes_what_the_styles_set() -> None:
     paper, published, ours = (
-        load_recipe(f"cifar10-resnet18-d{suffix}") for suffix in ("-paper", "-published-code", "")
+        load_recipe(f"cifar10-resnet18-d{suffix}") for suffix in ("-paper", "-published-code", "-plain")
     )
     assert [r.mixing.gamma.values[-1] for r in (paper, published, ours)] == [0, 0.4, 0.4]
     assert [r.learning_rate(r.learners[1]) for r in (paper, published, ours)] == [0.1, 0.01, 0.01]

@@ -25,16 +25,21 @@ from generalist.shipped import shipped_names, shipped_text
 from generalist.training.options import LearnerOptions
 
 VARIANTS = ("d", "d-linf-l2", "t")
+BEST = {f"cifar10-resnet18-{variant}" for variant in VARIANTS}
 CIFAR = {
-    f"{data}-{model}-{variant}"
-    for data in ("cifar10", "cifar100")
-    for model in ("resnet18", "wrn-32-10")
-    for variant in VARIANTS
+    name + "-plain" * (name in BEST)
+    for name in (
+        f"{data}-{model}-{variant}"
+        for data in ("cifar10", "cifar100")
+        for model in ("resnet18", "wrn-32-10")
+        for variant in VARIANTS
+    )
 }
 IMAGENET = {f"imagenet-{model}-{variant}" for model in ("resnet50", "wrn-50-2") for variant in VARIANTS}
 REQUIRED = {
     *(f"digits-{kind}" for kind in ("nt", "at", *VARIANTS)),
     *("mnist-d", "svhn-d", "cifar10-resnet18-d-paper", "cifar10-resnet18-d-published-code"),
+    *BEST,
     *CIFAR,
     *IMAGENET,
 }
@@ -54,7 +59,7 @@ def by_name(recipe: Recipe) -> dict[str, LearnerOptions]:
 
 
 def variant_of(name: str) -> str:
-    return next(variant for variant in ("d-linf-l2", "d", "t") if name.endswith(f"-{variant}"))
+    return next(variant for variant in ("d-linf-l2", "d", "t") if name.removesuffix("-plain").endswith(f"-{variant}"))
 
 
 # -- shipped ---------------------------------------------------------------------------------------------------------
@@ -111,6 +116,22 @@ def test_cifar_settings_are_the_papers(name: str) -> None:
         assert recipe.learning_rate(learner) == (0.1 if wide else 0.01)
     redistribution = recipe.mixing.redistribution
     assert (redistribution.interval(120), redistribution.first_epoch(120), recipe.mixing.decay) == (5, 75, 0.999)
+
+
+@pytest.mark.parametrize("name", sorted(BEST))
+def test_the_best_settings_are_the_plain_ones_tasks_trained_otherwise(name: str) -> None:
+    best, plain = load_recipe(name), load_recipe(f"{name}-plain")
+    assert [learner.name for learner in best.learners] == [learner.name for learner in plain.learners]
+    assert best.threats() == plain.threats() and best.mixing.shares == plain.mixing.shares
+    apart = best.redistribution().last_apart(best.train.epochs)
+    assert apart == 120, "its snapshot is what other variants branch off"
+    linf = by_name(best)["linf"]
+    assert linf.attack.scale is not None and linf.attack.scale.at(apart, best.train.epochs) == 1
+    assert linf.companions() == ["natural"] * ("natural" in by_name(best))
+    rates = [best.learning_rate(own) * own.schedule.at(125, best.train.epochs) for own in best.learners]
+    assert rates == pytest.approx([0.002] * len(rates)), "they stay near one another once they are mixed"
+    assert best.gammas_at(125)[0] == pytest.approx(1) and best.gammas_at(155)[0] == 0.5
+    assert best.validation.first_epoch(best.train.epochs) == 130, "gamma has begun to fall"
 
 
 @pytest.mark.parametrize("name", sorted(IMAGENET))

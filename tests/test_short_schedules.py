@@ -21,8 +21,9 @@ from generalist.stages import plan_runs
 from generalist.training.options import LearnerOptions
 
 FAMILY = "cifar10-resnet18"
-GENERALISTS = [f"{FAMILY}-d", f"{FAMILY}-d-linf-l2", f"{FAMILY}-t"]
-NAMES = [name for name in shipped_names() if name.startswith(f"baseline-{FAMILY}-")] + GENERALISTS
+BEST = [f"{FAMILY}-d", f"{FAMILY}-d-linf-l2", f"{FAMILY}-t"]
+GENERALISTS = [f"{name}-plain" for name in BEST]
+NAMES = [name for name in shipped_names() if name.startswith(f"baseline-{FAMILY}-")] + GENERALISTS + BEST
 
 
 def runs(name: str, epochs: int | None) -> list[Recipe]:
@@ -37,6 +38,8 @@ def timed(recipe: Recipe) -> Iterator[Schedule]:
     yield recipe.mixing.gamma
     for learner in recipe.learners:
         yield learner.schedule
+        if learner.attack.scale is not None:
+            yield learner.attack.scale
         yield from schedules_of(learner)
 
 
@@ -47,7 +50,7 @@ def schedules_of(learner: LearnerOptions) -> list[Schedule]:
 
 
 def test_the_family_is_whole() -> None:
-    assert len(NAMES) == 21 + 3
+    assert len(NAMES) == 21 + 3 + 3
 
 
 @pytest.mark.parametrize("epochs", [15, 30])
@@ -80,11 +83,15 @@ def test_part_s_warm_up_is_a_share_of_training(tmp_path: Path, epochs: int, expe
     assert not bool(part.masks.all())
 
 
-@pytest.mark.parametrize("name", GENERALISTS)
+PLAIN = {120: range(75, 120, 5), 60: range(39, 60, 3), 15: range(9, 15)}
+TUNED = {155: range(120, 155, 5), 62: range(48, 62, 3), 15: range(12, 15)}
+
+
 @pytest.mark.parametrize(
-    ("epochs", "expected"), [(120, list(range(75, 120, 5))), (60, list(range(39, 60, 3))), (15, list(range(9, 15)))]
+    ("name", "epochs", "expected"),
+    [(name, *each) for names, due in ((GENERALISTS, PLAIN), (BEST, TUNED)) for name in names for each in due.items()],
 )
-def test_short_generalists_still_redistribute(name: str, epochs: int, expected: list[int]) -> None:
+def test_short_generalists_still_redistribute(name: str, epochs: int, expected: range) -> None:
     (recipe,) = runs(name, epochs)
     redistribution = recipe.mixing.redistribution
     assert [epoch for epoch in range(1, epochs + 1) if redistribution.due(epoch, epochs)] == list(expected)

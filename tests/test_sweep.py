@@ -80,8 +80,8 @@ def test_the_ablations_of_the_results_pages_branch_off_one_run() -> None:
     assert len(ABLATIONS) == 6
     for sweep in map(load_sweep, ABLATIONS):
         recipes = [sweep.recipe(sweep.choice(number)) for number in range(sweep.options.total)]
-        assert {recipe.stages[0].start for recipe in recipes} == {"runs/log/runs/063-rising@75"}
-        assert {(recipe.train.start_epoch, recipe.train.epochs) for recipe in recipes} == {(75, 85)}
+        assert {recipe.stages[0].start for recipe in recipes} == {"runs/headline/runs/at-0@120#global"}
+        assert {(recipe.train.start_epoch, recipe.train.epochs) for recipe in recipes} == {(120, 130)}
 
 
 def test_a_grid_is_the_product_and_its_last_field_changes_fastest(tmp_path: Path) -> None:

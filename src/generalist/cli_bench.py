@@ -32,7 +32,7 @@ def _group(version: Version = False) -> None:
 @bench_app.command("train")
 def train(
     recipe: Annotated[
-        str | None, typer.Option(help="Recipe [default: cifar10-resnet18-d on a GPU, digits-d on a CPU].")
+        str | None, typer.Option(help="Recipe [default: cifar10-resnet18-d-plain on a GPU, digits-d on a CPU].")
     ] = None,
     changes: Annotated[
         list[str] | None,

@@ -22,11 +22,17 @@ def method_of(learners: Sequence[LearnerOptions]) -> str:
     """What the papers call this set of learners; else the objectives' names, joined."""
     if len(learners) == 1:
         return _baseline(learners[0])
-    kinds = {learner.objective.kind for learner in learners}
     norms = {learner.threat.norm if learner.threat else "nt" for learner in learners}
-    if kinds <= {"nt", "at"} and len(norms) == len(learners) and (name := VARIANTS.get(frozenset(norms))):
+    if all(map(_one_task, learners)) and len(norms) == len(learners) and (name := VARIANTS.get(frozenset(norms))):
         return name
     return "+".join(_baseline(learner) for learner in learners)
+
+
+def _one_task(learner: LearnerOptions) -> bool:
+    """Whether it learns one task as the papers' learners do, be it with another one's help."""
+    return learner.objective.kind in ("nt", "at") or (
+        learner.objective.kind == "at-distil" and bool(learner.companions())
+    )
 
 
 def _baseline(learner: LearnerOptions) -> str:

@@ -32,7 +32,7 @@ from generalist.training.options import Job
 ENGINES = ("graph", "eager")
 PUBLISHED = "published"
 MAX_ITERATIONS = 100_000
-DEFAULT_RECIPE = {"cuda": "cifar10-resnet18-d", "cpu": "digits-d"}
+DEFAULT_RECIPE = {"cuda": "cifar10-resnet18-d-plain", "cpu": "digits-d"}
 DEFAULT_ITERATIONS = {"cuda": 100, "cpu": 20}
 WARM_UP = {"cuda": 10, "cpu": 3}
 

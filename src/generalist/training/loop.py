@@ -266,7 +266,7 @@ class Trainer:
         options = self.job.validation
         score = found.score(options)
         latest = options.rule == "last" and score >= 0
-        stands_in = self.best is not None and self.best.epoch < options.start * self.job.train.epochs
+        stands_in = self.best is not None and self.best.epoch < options.first_epoch(self.job.train.epochs)
         if self.best is None or stands_in or latest or score > self.best.score:
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch)

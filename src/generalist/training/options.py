@@ -225,6 +225,10 @@ class ValidationOptions(Options):
     batch_size: int = Field(default=500, ge=1, le=1_000_000)
     """Images a validation batch; changes nothing but speed and memory."""
 
+    def first_epoch(self, epochs: int) -> int:
+        """The first that can be the best. A half is rounded up."""
+        return int(self.start * epochs + 0.5)
+
 
 def lead_index(mixing: MixingOptions, learners: Sequence[LearnerOptions]) -> int:
     """Which learner is the lead one."""
