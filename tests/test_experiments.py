@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -220,3 +221,27 @@ def check_record(out: Path) -> None:
         summary = summaries[found["subject"], found["right"]["natural"][1]]
         assert found["right"]["natural"][0] == summary["accuracy"]["natural"]["correct"]
     assert [line["epoch"] for line in record["validations"]] == [2]
+
+
+def test_the_curves_of_the_results_page_are_those_of_its_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    curves = importlib.import_module("curves")
+    right = {"natural": [9, 10], "pgd-20/linf:8/255": [4, 10]}
+    records = [
+        {"subject": "global@10", "images": "all 10", "right": right},
+        {"subject": "global@5", "images": "all 10", "right": {**right, "natural": [8, 10]}},
+        {"subject": "global@15", "images": "5 of 10, drawn by a seed", "right": right},
+        {"subject": "natural@10", "images": "all 10", "right": right},
+        {"subject": "global@10", "images": "all 10", "right": {"natural": [9, 10]}},
+    ]
+    assert curves.curve({"evaluations": records}) == [(5, 80, 40), (10, 90, 40)]
+    results = PROGRAMS.parent / "docs" / "results"
+    curves.main([str(results / "runs"), "--out", str(tmp_path / "curves.svg")])
+    drawn = (tmp_path / "curves.svg").read_text()
+    log, kept = (results / "log.md").read_text(), (results.parent / "images" / "cifar10-curves.svg").read_text()
+    for name, label in (*curves.TWO.items(), *curves.ONE.items()):
+        assert label in drawn and label in kept
+        for epoch, natural, robust in curves.curve(json.loads((results / "runs" / f"{name}.json").read_text())):
+            assert re.search(rf"\b{epoch}: \**{natural:.2f} / \**{robust:.2f}", log), (name, epoch)

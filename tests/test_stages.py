@@ -382,3 +382,27 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
     ends = [load_weights(run.last)[0] for run in runs]
     assert all(torch.equal(tensor, end[name]) for end in ends[1:] for name, tensor in ends[0].items())
     assert [len(run.read_metrics()) for run in runs] == [4, 2, 2]
+
+
+def test_a_variant_with_more_learners_branches_off_one_with_fewer(tmp_path: Path) -> None:
+    """Generalist-T from the epoch in which Generalist-D's learners meet, the natural one a teacher from the first epoch
+    on: bit for bit what T gives in one run."""
+    at, natural = RECIPE["learners"]
+    linf = {**at, "objective": {"kind": "at-distil", "teacher": "#natural", "match": "logits"}}
+    l2 = {**at, "name": "l2", "threat": "l2:0.5", "optimizer": {"lr": 0.05}}
+    mixing = {
+        "decay": 0.6,  # below (k+1)/(k+10) by the end of epoch 2: its warm-up is over
+        "gamma": {"fractions": [0, 0.5, 1], "values": [1, 1, 0.4]},
+        "redistribution": {"every": 1, "start": 0.5},
+    }
+    d = {**RECIPE, "mixing": mixing, "learners": [linf, natural], "stages": []}
+    d["train"] = {**RECIPE["train"], "epochs": 4}
+    t = {**d, "learners": [linf, natural, l2]}
+    whole = train(t, out=tmp_path / "t", device="cpu")
+    source = train(d, out=tmp_path / "d", device="cpu")
+    assert source.snapshot_epochs()[0] == 2, "kept without being asked for"
+    branch = train(
+        t, overrides=["train.start_epoch=2"], out=tmp_path / "branch", start=f"{source.path}@2#global", device="cpu"
+    )
+    ends = [load_weights(run.last)[0] for run in (whole, branch)]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())

@@ -1,0 +1,94 @@
+"""How Generalist-D's way through the plane has moved: the picture of docs/results/cifar10.md, from the log's records.
+
+    python benchmarks/curves.py docs/results/runs --out docs/images/cifar10-curves.svg
+
+Each line is a run, each point one of its epochs, measured on all test images: natural accuracy against PGD-20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+PGD = "pgd-20/linf:8/255"
+PUBLISHED = ("published Generalist-D", 89.09, 50.01)
+
+TWO = {
+    "005-lr-floor": "crops and flips (005)",
+    "021-d": "+ stronger augmentation (021)",
+    "064-rising-d": "+ an eps that rises (064)",
+    "071-rising-logits": "+ the natural learner's logits (071)",
+    "084-long-logits": "+ 3 steps, more epochs (084)",
+    "083-long-d": "+ logits from the first epoch on (083)",
+}
+"""Generalist-D, each with what those above it have."""
+
+ONE = {
+    "020-at": "one learner, augmented (020)",
+    "063-rising": "+ an eps that rises (063)",
+    "082-long-at": "+ 3 steps, more epochs (082)",
+    "048-alone-5": "augmented, against 5/255 (048)",
+}
+"""One learner each."""
+
+
+def curve(record: Mapping[str, Any]) -> list[tuple[int, float, float]]:
+    """(epoch, natural, PGD-20) in percent, of every epoch of the global learner measured on all images."""
+    found = {}
+    for subject, right in measured(record):
+        if (epoch := re.fullmatch(r"(?:global@|epoch )(\d+)", subject)) and PGD in right:
+            found[int(epoch[1])] = [100 * right[name][0] / right[name][1] for name in ("natural", PGD)]
+    return [(epoch, *found[epoch]) for epoch in sorted(found)]
+
+
+def measured(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Networks and how many images they had right, of all."""
+    for each in record.get("evaluations", ()):
+        if each["images"].startswith("all "):
+            yield each["subject"], each["right"]
+    # The first ten records are older than benchmarks/experiments.py, and laid out otherwise.
+    yield from record.get("evaluation", {}).get("correct_of_total", {}).items()
+
+
+def draw(curves: Mapping[str, Sequence[tuple[int, float, float]]], out: Path) -> None:
+    """Two learners as lines, the newest darkest; one learner dashed."""
+    plt.rcParams |= {"svg.hashsalt": "curves", "font.size": 9, "svg.fonttype": "none"}
+    figure, axes = plt.subplots(figsize=(7.6, 5.2), layout="constrained")
+    shades = plt.get_cmap("viridis_r")
+    greys = plt.get_cmap("Greys")
+    for names, colors, style in (
+        (TWO, [shades(0.15 + 0.85 * i / (len(TWO) - 1)) for i in range(len(TWO))], "o-"),
+        (ONE, [greys(0.4 + 0.5 * i / (len(ONE) - 1)) for i in range(len(ONE))], "s--"),
+    ):
+        for (name, label), color in zip(names.items(), colors, strict=True):
+            _, natural, robust = zip(*curves[name], strict=True)
+            axes.plot(natural, robust, style, color=color, label=label, markersize=3.5, linewidth=1.4)
+    name, natural, robust = PUBLISHED
+    axes.plot(natural, robust, "*", color="crimson", markersize=12, label=name, linestyle="none")
+    axes.set(xlabel="natural accuracy (%)", ylabel="PGD-20, linf 8/255 (%)")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower left", frameon=False, fontsize=8)
+    figure.savefig(out, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, help="the folder with the log's JSON files")
+    parser.add_argument("--out", type=Path, required=True, help="the picture, an SVG file")
+    options = parser.parse_args(arguments)
+    names = [*TWO, *ONE]
+    draw({name: curve(json.loads((options.records / f"{name}.json").read_text())) for name in names}, options.out)
+
+
+if __name__ == "__main__":
+    main()
