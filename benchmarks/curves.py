@@ -72,8 +72,8 @@ def draw(curves: Mapping[str, Sequence[tuple[int, float, float]]], out: Path) ->
         for (name, label), color in zip(names.items(), colors, strict=True):
             _, natural, robust = zip(*curves[name], strict=True)
             axes.plot(natural, robust, style, color=color, label=label, markersize=3.5, linewidth=1.4)
-    name, natural, robust = PUBLISHED
-    axes.plot(natural, robust, "*", color="crimson", markersize=12, label=name, linestyle="none")
+    name, *point = PUBLISHED
+    axes.plot(*point, "*", color="crimson", markersize=12, label=name, linestyle="none")
     axes.set(xlabel="natural accuracy (%)", ylabel="PGD-20, linf 8/255 (%)")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower left", frameon=False, fontsize=8)
