@@ -147,6 +147,40 @@ def test_another_learner_teaches_from_epoch_to_epoch(objective: dict[str, Any], 
         assert not torch.equal(teacher["linear.weight"], natural["linear.weight"])
 
 
+def test_another_learner_s_average_teaches(tmp_path: Path) -> None:
+    """As it is at the start of an epoch, and not the weights that it is an average of."""
+    taught = {**ROBUST, "objective": {**BESIDE, "teacher": "#natural.average"}}
+    natural = {**NATURAL, "averaging": {"decay": 0.5}}
+    apart = {"redistribution": {"every": 0}}
+    trainer = make_trainer(tiny_recipe([taught, natural], mixing=apart, train={"epochs": 2}), tmp_path)
+    ends: list[dict[str, Tensor]] = []
+
+    def look(done: int, total: int) -> None:
+        objective = trainer.learners[0].objective
+        assert isinstance(objective, Distilled)
+        teacher = objective.teacher.state_dict()
+        if done == trainer.steps_per_epoch:
+            average = trainer.learners[1].average
+            assert average is not None
+            ends.append(copy.deepcopy(trainer.learners[1].flat.state_dict(average.vector, average.counters)))
+            ends.append(copy.deepcopy(trainer.learners[1].flat.state_dict()))
+        elif done > trainer.steps_per_epoch:
+            assert all(torch.equal(tensor, ends[0][name]) for name, tensor in teacher.items())
+            assert not torch.equal(teacher["linear.weight"], ends[1]["linear.weight"])
+
+    trainer.listener.iteration = look
+    trainer.run()
+    assert len(ends) == 2 and trainer.step > trainer.steps_per_epoch
+
+
+def test_an_average_that_nobody_keeps_is_refused() -> None:
+    taught = {**ROBUST, "objective": {**BESIDE, "teacher": "#natural.average"}}
+    with pytest.raises(
+        GeneralistError, match=r"learners\.1\.averaging: learners\.0\.objective asks for it; add `averag"
+    ):
+        tiny_recipe([taught, NATURAL])
+
+
 @pytest.mark.parametrize("name", ["nobody", "linf"])
 def test_a_learner_that_is_not_beside_it_is_refused(name: str) -> None:
     with pytest.raises(

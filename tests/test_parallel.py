@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributed_helpers import assert_same, result, run_on, with_parallel
-from training_helpers import L2, ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import L2, NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
 from generalist.recipe import Recipe, load_recipe, to_yaml
@@ -47,7 +47,15 @@ def train_mode() -> Recipe:
     return tiny_recipe([{**ROBUST, "attack": attack}, {**L2, "attack": attack}], train=UNEVEN, mixing=REDISTRIBUTED)
 
 
-RECIPES = {"objectives": objectives, "published": published, "train-mode": train_mode}
+def taught() -> Recipe:
+    """A learner that is taught by another's average, which nothing else brings to its process at an epoch's end."""
+    robust = {**ROBUST, "objective": {"kind": "at-distil", "teacher": "#natural.average", "match": "logits"}}
+    apart = {"epochs": 3, "checkpoint_epochs": 9, "batch_size": 8}
+    natural = {**NATURAL, "averaging": {"decay": 0.5}}
+    return tiny_recipe([robust, natural], train=apart, mixing={"redistribution": {"every": 0}}, validation={"every": 9})
+
+
+RECIPES = {"objectives": objectives, "published": published, "train-mode": train_mode, "taught": taught}
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
     2: [{"layout": "data"}, {"layout": "learners"}],
     4: [{"layout": "data"}, {"layout": "both"}],

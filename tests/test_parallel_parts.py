@@ -243,15 +243,6 @@ def test_objectives_that_need_whole_batches_are_refused(objective: Any, tmp_path
         built(recipe, divided(recipe), tmp_path)
 
 
-def test_a_learner_that_another_process_may_step_is_no_teacher(tmp_path: Path) -> None:
-    taught = {**ROBUST, "objective": {"kind": "at-distil", "teacher": "#natural"}}
-    recipe = tiny_recipe([taught, NATURAL])
-    parallel = Parallel([1.0, 1.0])
-    parallel.groups = 2
-    with pytest.raises(RecipeError, match=r"learners.0.objective: it learns from 'natural', which another process"):
-        built(recipe, parallel, tmp_path)
-
-
 def test_a_batch_smaller_than_its_ranks_is_refused() -> None:
     parallel = divided(tiny_recipe(), ranks=4)
     parallel.check_batches([torch.arange(7), torch.arange(4)])

@@ -20,12 +20,12 @@ from generalist.core import ranks
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RecipeError, RunError
 from generalist.core.files import write_json, write_text
-from generalist.core.run import GLOBAL, RunDirectory, next_free
+from generalist.core.run import AVERAGE, GLOBAL, RunDirectory, next_free
 from generalist.data.options import Splits, load_splits
 from generalist.recipe import FRESH, Recipe, StageOptions, parse, parse_yaml, stage_recipe, to_yaml
 from generalist.tracking import Tracker, Tracking
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import AVERAGE, artefact_file, branch_files
+from generalist.training.artefacts import artefact_file, branch_files
 from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests

@@ -14,6 +14,8 @@ from generalist.core.files import clear_write_errors, try_lock
 
 GLOBAL = "global"
 """The global learner's name, where learners have theirs."""
+AVERAGE = ".average"
+"""Behind a learner's name: the average of its own weights."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.run import GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
 from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipe
-from generalist.training.artefacts import AVERAGE, load_weights
+from generalist.training.artefacts import load_weights
 from generalist.training.global_learner import mix as mix_vectors
 from generalist.training.mixing_options import Source
 from generalist.training.options import lead_index

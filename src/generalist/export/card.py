@@ -17,12 +17,12 @@ from generalist.compare import cells_in, parts_of
 from generalist.comparison_rows import MAX_BYTES, Cell
 from generalist.core.errors import RunError
 from generalist.core.plain_yaml import dump_yaml
+from generalist.core.run import AVERAGE
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.out_of_distribution import FILE as CORRUPTIONS
 from generalist.export.source import Source, Summary
 from generalist.method_names import method_of
 from generalist.recipe import Recipe
-from generalist.training.artefacts import AVERAGE
 from generalist.training.options import LearnerOptions
 
 MOST_CLASSES = 100

@@ -33,8 +33,9 @@ class DistillationOptions(ObjectiveOptions):
 
     teacher: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     """The network that answers, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the
-    learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch.
-    Left out: an average of the learner's own weights, which starts anew when the learner is redistributed."""
+    learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch;
+    `#NAME.average`: the average of its weights (`learners.NAME.averaging`), which is steadier. Left out: an average of
+    the learner's own weights, which starts anew when the learner is redistributed."""
 
     weight: Schedule = Schedule.model_validate(0.5)
     """Share of what the teacher says in the loss, from 0 to 1; the label has the rest. A schedule can wait until there

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from generalist.core.errors import RunError
 from generalist.core.files import write_bytes
-from generalist.core.run import GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
 from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 
-AVERAGE = ".average"
 UPDATES = "updates"
 """How often an average was updated: a branch goes on there, where a new one would forget within a few iterations."""
 

@@ -81,11 +81,6 @@ def build_learners(
         for options in job.learners
     ]
     for i, learner in enumerate(learners):
-        if parallel.groups > 1 and (others := learner.options.companions()):
-            raise RecipeError(
-                f"learners.{i}.objective",
-                f"it learns from {others[0]!r}, which another process may step; set train.parallel.layout to data",
-            )
         if parallel.ranks > 1 and not learner.objective.separable:
             raise RecipeError(
                 f"learners.{i}.objective",

@@ -18,7 +18,7 @@ from generalist._version import __version__
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import clear_write_errors
-from generalist.core.run import GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.tensors.state import restore, under
@@ -127,8 +127,12 @@ class Trainer:
 
     def _artefact(self, source: str) -> dict[str, Tensor]:
         """The weights that an objective asks for: of a learner here, or of an earlier stage or run."""
-        found = [learner for learner in self.learners if source == f"#{learner.name}"]
-        return found[0].flat.state_dict() if found else load_weights(artefact_file(self.locate(source), GLOBAL))[0]
+        for learner in self.learners:
+            if source == f"#{learner.name}":
+                return learner.flat.state_dict()
+            if source == f"#{learner.name}{AVERAGE}" and learner.average:
+                return learner.flat.state_dict(learner.average.vector, learner.average.counters)
+        return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train, extra = self.job.train, self.job.data.extra
@@ -160,6 +164,8 @@ class Trainer:
         train, redistribution = self.job.train, self.job.redistribution()
         done = self.step % self.steps_per_epoch
         if done == 0:
+            if any(options.companions() for options in self.job.learners):
+                self._gather()  # an objective may ask for a learner that another process steps
             for learner in self.own:
                 learner.objective.epoch_start(epoch)
         batches = self._batches(epoch)[done:]

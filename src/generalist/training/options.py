@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.options import Decay, Fraction, Number, Options, Positive
+from generalist.core.run import AVERAGE
 from generalist.core.schedule import MAX_BREAKPOINTS, Schedule
 from generalist.data.augment import AugmentOptions
 from generalist.data.options import DataOptions
@@ -103,7 +104,7 @@ class LearnerOptions(Options):
         return self.attack.model_copy(update={"start": start})
 
     def companions(self) -> list[str]:
-        """The other learners whose weights its objective asks for."""
+        """The other learners whose weights its objective asks for, as NAME or NAME.average."""
         return class_of(self.objective).companions(self.objective)
 
     def sources(self) -> list[str]:
@@ -275,10 +276,16 @@ class Job(Options):
     def _check_companions(self, names: list[str]) -> None:
         for i, learner in enumerate(self.learners):
             others = [name for name in names if name != learner.name]
-            for name in learner.companions():
+            for subject in learner.companions():
+                name = subject.removesuffix(AVERAGE)
                 if name not in others:
                     known = ", ".join(others) or "there are none"
                     raise ValueError(f"learners.{i}.objective: there is no other learner {name!r} (others: {known})")
+                other = names.index(name)
+                if name != subject and self.learners[other].averaging is None:
+                    raise ValueError(
+                        f"learners.{other}.averaging: learners.{i}.objective asks for it; add `averaging: {{}}`"
+                    )
 
     def _check_mixing(self, names: list[str]) -> None:
         mixing = self.mixing
