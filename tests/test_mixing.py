@@ -353,6 +353,8 @@ def test_the_best_epoch_is_the_one_with_the_highest_sum(tmp_path: Path) -> None:
         ({"min_natural": 0.6, "rule": "last"}, [(0.5, 0.4), (0.7, 0.0), (0.5, 0.4)], 2),
         ({"start": 0.6}, [(0.9, 0.8), (0.5, 0.4), (0.6, 0.2)], 2),
         ({"start": 1, "min_natural": 0.6}, [(0.9, 0.8), (0.8, 0.4), (0.6, 0.2)], 3),
+        ({"start": 0.5, "min_natural": 0.6}, [(0.9, 0.8), (0.5, 0.4), (0.4, 0.3)], 2),
+        ({"start": 0.5, "min_natural": 0.6}, [(0.1, 0.0), (0.5, 0.4), (0.6, 0.3)], 3),
         ({"min_natural": 0.9}, [(0.3, 0.3), (0.8, 0.1), (0.7, 0.4)], 2),
         ({"min_natural": 0.9, "rule": "last"}, [(0.3, 0.3), (0.8, 0.1), (0.7, 0.4)], 2),
     ],
@@ -371,8 +373,12 @@ def test_the_rule_and_the_least_natural_accuracy_choose_the_epoch(
     trainer.run()
     about = load_weights(trainer.directory.model)[1]
     assert about["epoch"] == trainer.directory.read_metrics()[-1]["best_epoch"] == best
-    below = options.get("min_natural", 0) > max(natural for natural, _ in found)
+    before = max(trainer.job.validation.first_epoch(3), 1) - 1
+    below = options.get("min_natural", 0) > max(natural for natural, _ in found[before:])
     assert ("min_natural" in about.get("warning", "")) == below
+    said = ["min_natural" in record.get("warning", "") for record in trainer.directory.read_metrics()]
+    assert said[-1] == below and not any(said[:before]), "while the newest stands in, none is the nearest"
+    assert "warning" not in load_weights(trainer.directory.last)[1], "that is not the best"
 
 
 # -- the published code's column --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from generalist.core.errors import GeneralistError, RecipeError
-from generalist.core.options import Options
+from generalist.core.options import Options, format_number, parse_number
 from generalist.objectives import OBJECTIVES
 from generalist.objectives.trades import TradesOptions
 from generalist.recipe import Recipe, load_recipe, parse, parse_yaml, stage_recipe, to_yaml
@@ -459,3 +459,29 @@ def test_shipped_text_is_what_is_loaded() -> None:
     assert parse_yaml(shipped_text("digits-t"), "digits-t")["train"] == {"epochs": 50, "batch_size": 64}
     with pytest.raises(RecipeError, match="did you mean 'digits-t'"):
         shipped_text("digit-t")
+
+
+def test_a_value_that_begins_with_a_number_sign_is_no_comment() -> None:
+    taught = load_recipe("cifar10-resnet18-d-plain", overrides=["learners.linf.objective={kind: at-distil}"])
+    assert not taught.learners[0].companions()
+    for text in ("#natural", " #natural "):
+        changed = load_recipe(taught, overrides=[f"learners.linf.objective.teacher={text}"])
+        assert changed.learners[0].companions() == ["natural"]
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        *((text, text) for text in ("8/255", "6.5/255", "0.5/255", "128/255", "5/255", "1/3", "24/31", "-1/3", "2/7")),
+        ("7.50/255", "7.5/255"),
+        (".5/255", "0.5/255"),
+        ("6./255", "6/255"),
+        ("6.55/255", 6.55 / 255),
+        ("3.5e-3", 0.0035),
+        ("51/255", 0.2),
+        ("0.030999", 0.030999),
+    ],
+)
+def test_numbers_are_kept_as_people_write_them(written: str, kept: float | str) -> None:
+    assert format_number(parse_number(written)) == kept
+    assert parse_number(kept) == parse_number(written), "and no digit is lost"

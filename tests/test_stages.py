@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from training_helpers import make_trainer
 
 from generalist import cli, train
 from generalist.core.errors import GeneralistError, InterruptedRunError, RecipeError, RunError
 from generalist.core.run import RunDirectory
+from generalist.data.options import load_splits
 from generalist.recipe import load_recipe
-from generalist.training.artefacts import load_weights
+from generalist.stages import Plan
+from generalist.training.artefacts import artefact_file, load_weights
 from generalist.training.loop import Listener
 
 RECIPE: dict[str, Any] = {
@@ -391,7 +395,7 @@ def test_a_variant_with_more_learners_branches_off_one_with_fewer(tmp_path: Path
     linf = {**at, "objective": {"kind": "at-distil", "teacher": "#natural", "match": "logits"}}
     l2 = {**at, "name": "l2", "threat": "l2:0.5", "optimizer": {"lr": 0.05}}
     mixing = {
-        "decay": 0.6,  # below (k+1)/(k+10) by the end of epoch 2: its warm-up is over
+        "decay": 0.999,  # its warm-up, which is not over at the branch, goes on where it stood
         "gamma": {"fractions": [0, 0.5, 1], "values": [1, 1, 0.4]},
         "redistribution": {"every": 1, "start": 0.5},
     }
@@ -406,3 +410,40 @@ def test_a_variant_with_more_learners_branches_off_one_with_fewer(tmp_path: Path
     )
     ends = [load_weights(run.last)[0] for run in (whole, branch)]
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+
+
+def test_a_path_may_have_a_number_sign(tmp_path: Path) -> None:
+    run = train(RECIPE, overrides=["train.epochs=1"], out=tmp_path / "try#1" / "run", device="cpu")
+    plain = {**RECIPE, "stages": []}
+    shutil.copytree(run.path, tmp_path / "mine#linf")
+    sources = {
+        "all": f"{run.path}",
+        "one": f"{run.path}#linf",
+        "stage": f"{run.path}/stages/warm-up@2#natural",
+        "moved": f"{tmp_path}/mine#linf",
+    }
+    branches = {
+        name: train(plain, overrides=["train.epochs=1"], out=tmp_path / name, start=source, device="cpu")
+        for name, source in sources.items()
+    }
+    ends = {name: next(iter(load_weights(branch.last)[0].values())) for name, branch in branches.items()}
+    assert torch.equal(ends["moved"], ends["all"]), "a run of that name comes first"
+    assert not torch.equal(ends["one"], ends["all"]) and not torch.equal(ends["one"], ends["stage"])
+
+
+@pytest.mark.parametrize("subject", ["nobody", "", "../../last", "linf.average"])
+def test_what_a_run_does_not_keep_is_no_source(tmp_path: Path, uninterrupted: RunDirectory, subject: str) -> None:
+    with pytest.raises(RunError, match=r"keeps no|is not a run directory"):
+        train({**RECIPE, "stages": []}, out=tmp_path / "run", start=f"{uninterrupted.path}#{subject}", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_learners_start_from_one_learner(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    recipe = load_recipe({**RECIPE, "stages": []})
+    trainer = make_trainer(recipe, tmp_path / "run", splits=load_splits(recipe.data))
+    source = f"{uninterrupted.path}#natural"
+    trainer.start_from(Plan(recipe, trainer.directory, source).source_files())
+    wanted, _ = trainer.learners[0].flat.read(load_weights(artefact_file(source, "global"))[0])
+    for vector in (*(learner.flat.vector for learner in trainer.learners), trainer.global_learner.vector):
+        assert torch.equal(vector, wanted)
+    assert trainer.global_learner.count == 0, "a learner's weights are no average: its warm-up begins anew"

@@ -25,7 +25,7 @@ from generalist.data.options import Splits, load_splits
 from generalist.recipe import FRESH, Recipe, StageOptions, parse, parse_yaml, stage_recipe, to_yaml
 from generalist.tracking import Tracker, Tracking
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import artefact_file, branch_files
+from generalist.training.artefacts import artefact_file, branch_files, split_subject
 from generalist.training.environment import describe, switches
 from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
@@ -155,9 +155,10 @@ class Plan:
         if isinstance(self.source, dict):
             return {name: artefact_file(self.locate(text), name) for name, text in self.source.items()}
         source = self.locate(self.source or "")
-        if "#" in source:  # one network for all: learners without a file of their own take the global learner's
-            return {GLOBAL: artefact_file(source, GLOBAL)}
-        return branch_files(source, [learner.name for learner in self.recipe.learners])
+        if split_subject(source)[1] is None:
+            return branch_files(source, [learner.name for learner in self.recipe.learners])
+        # One network for all: a learner without a file of its own takes the global learner's.
+        return {GLOBAL: artefact_file(source, GLOBAL)}
 
     def stage_of(self, text: str) -> str | None:
         """The stage that `STAGE[@EPOCH][#SUBJECT]` names, if it names one."""

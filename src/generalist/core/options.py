@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction as Ratio
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
-_FRACTION = re.compile(r"\s*[-+]?\d{1,9}(\.\d{1,9})?\s*/\s*\d{1,9}\s*")
+_FRACTION = re.compile(r"\s*[-+]?(\d{1,9}\.?|\d{0,9}\.\d{1,9})\s*/\s*\d{1,9}\s*")
 
 
 class Options(BaseModel):
@@ -61,7 +62,10 @@ def format_number(value: float) -> float | str:
         if numerator and numerator / denominator == value:
             return f"{numerator}/{denominator}"
     halves = round(value * 510) / 2
-    return f"{halves:.1f}/255" if halves and halves / 255 == value else value
+    if halves and abs(halves) < 32 and halves / 255 == value:  # an eps, as in 6.5/255
+        return f"{halves}/255"
+    simple = Ratio(value).limit_denominator(64)
+    return str(simple) if simple and float(simple) == value else value
 
 
 Number = Annotated[float, BeforeValidator(parse_number), PlainSerializer(format_number)]

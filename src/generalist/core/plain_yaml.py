@@ -79,7 +79,7 @@ def _is_schedule(value: Any) -> bool:
 
 
 def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]) -> None:
-    """Apply `a.b.0.c=value` in place; the value is YAML.
+    """Apply `a.b.0.c=value` in place; the value is YAML, but one that begins with # is a text, not a comment.
 
     Only the named field is written, so that its neighbours stay open to defaults. Where the path leads into a short
     form, a list or a schedule (whose breakpoints and values belong together), the long form of that is taken from
@@ -88,7 +88,8 @@ def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")
-    value = load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
+    named = text.lstrip().startswith("#")
+    value = text.strip() if named else load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
     *parents, last = path.split(".")
     node: Any = raw
     resolved = functools.cache(resolved)  # before the first change, and once

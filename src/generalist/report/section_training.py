@@ -33,7 +33,8 @@ def training_section(found: Collection) -> Section:
                 "Mixing gap: how far the mixed network's logits are from the mixture of logits."
             )
         )
-        warned = {short(epoch.warning): None for run in trained for epoch in run.epochs if epoch.warning}
+        ends = [[epoch for epoch in run.epochs if epoch.validation is not None][-1:] for run in trained]
+        warned = {short(epoch.warning): None for end in ends for epoch in end if epoch.warning}
         section.parts += [note(text) for text in list(warned)[:4]]
     if lacking := [run for run in found.runs if not run.epochs]:
         commands = [called("train", run, "--resume") for run in lacking]

@@ -103,13 +103,21 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
     return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
 
 
+def split_subject(text: str) -> tuple[str, str | None]:
+    """`SOURCE[#SUBJECT]` as its two parts; a path may have a # of its own."""
+    parts = re.fullmatch(r"(.*)#([\w-]*(?:\.\w*)?)", text, re.DOTALL)
+    if parts is None or RunDirectory(Path(text)).exists():
+        return text, None
+    return parts[1], parts[2]
+
+
 def artefact_file(text: str, subject: str) -> Path:
     """The weights file of `RUN[@EPOCH][#SUBJECT]`; without `#`, of the learner `subject` or else the global one."""
-    source, named, wanted = text.partition("#")
+    source, wanted = split_subject(text)
     if not source:
         raise RunError(f"{text!r} names no run: write it as RUN[@EPOCH][#SUBJECT]")
-    files = branch_files(source, [wanted if named else subject])
-    if not named:
+    files = branch_files(source, [subject if wanted is None else wanted])
+    if wanted is None:
         return files.get(subject, files[GLOBAL])
     if wanted not in files:
         raise RunError(f"{source} keeps no {wanted!r}; say global or the name of one of its learners")

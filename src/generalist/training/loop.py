@@ -275,7 +275,7 @@ class Trainer:
         stands_in = self.best is not None and self.best.epoch < options.first_epoch(self.job.train.epochs)
         if self.best is None or stands_in or latest or score > self.best.score:
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
-            self._save_model(self.directory.model, epoch=epoch)
+            self._save_model(self.directory.model, epoch=epoch, best=True)
         record = {
             "validation": found.record(),
             "task_loss": found.task_loss,
@@ -284,14 +284,14 @@ class Trainer:
             "regret_rounds": self.regret.rounds(),
             "best_epoch": self.best.epoch,
         }
-        return record | self._warning()
+        return record | _warning([*self.warnings, *self._of_the_best()])
 
-    def _warning(self) -> dict[str, str]:
-        """What every output must say, where there is something to say."""
-        said = [*self.warnings, *([BELOW] if self.best is not None and self.best.score < 0 else [])]
-        return {"warning": "; ".join(said)} if said else {}
+    def _of_the_best(self) -> list[str]:
+        """What is to be said of the best epoch, once there are any that can be the best."""
+        first = self.job.validation.first_epoch(self.job.train.epochs)
+        return [BELOW] if self.best is not None and self.best.epoch >= first and self.best.score < 0 else []
 
-    def _about(self, epoch: int) -> dict[str, Any]:
+    def _about(self, epoch: int, *, best: bool = False) -> dict[str, Any]:
         """What a weights file says of itself: enough to build the network again."""
         images = self.train_images
         return {
@@ -302,14 +302,14 @@ class Trainer:
             "shape": list(images.shape),
             "data": self.data,
             "unseen": sorted(self.unseen),
-            **self._warning(),
+            **_warning([*self.warnings, *(self._of_the_best() if best else [])]),
         }
 
-    def _save_model(self, path: Path, *, epoch: int) -> None:
+    def _save_model(self, path: Path, *, epoch: int, best: bool = False) -> None:
         if not self.group.first:
             return
         state = self.learners[0].flat.state_dict(self.global_learner.vector, self.global_learner.counters)
-        save_weights(path, state, self._about(epoch))
+        save_weights(path, state, self._about(epoch, best=best))
 
     def _snapshot(self, epoch: int) -> None:
         self._gather()
@@ -404,3 +404,8 @@ class Trainer:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
             self.metrics_bytes = min(self.metrics_bytes, stream.tell())
             stream.truncate(self.metrics_bytes)
+
+
+def _warning(said: list[str]) -> dict[str, str]:
+    """As outputs keep it, where there is something to say."""
+    return {"warning": "; ".join(said)} if said else {}
