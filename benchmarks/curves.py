@@ -27,10 +27,10 @@ TWO = {
     "021-d": "+ stronger augmentation (021)",
     "064-rising-d": "+ an eps that rises (064)",
     "071-rising-logits": "+ the natural learner's logits (071)",
-    "084-long-logits": "+ 3 steps, more epochs (084)",
-    "083-long-d": "+ logits from the first epoch on (083)",
+    "084-long-logits": "+ a longer source with 3 steps (084)",
+    "083-long-d": "+ logits all along, natural lr 0.1 (083)",
 }
-"""Generalist-D, each with what those above it have."""
+"""Generalist-D, each with what those above it have and what its label says."""
 
 ONE = {
     "020-at": "one learner, augmented (020)",

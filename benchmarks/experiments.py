@@ -9,7 +9,8 @@ The file has `experiments`, each with a `recipe`, changes to it (`set`), what it
 has all of that one's but what it says itself. A `set` and an `evaluate` beside `experiments` are for all: changes of an
 experiment's own come after those, its own `evaluate` takes the other's place. One with `seeds` is run with each of
 them, as NAME-SEED, and the table has the mean and the standard deviation. One that starts from an epoch of another
-(`from: NAME@EPOCH`) begins as soon as that has left the snapshot of it; where both have seeds, from that of its own.
+(`from: NAME@EPOCH[#SUBJECT]`) begins as soon as that has left the snapshot of it; where both have seeds, from that of
+its own.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
 ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from generalist.core.errors import GeneralistError
+from generalist.recipe import load_recipe
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 
@@ -82,6 +83,26 @@ def test_one_with_seeds_is_run_with_each(program: ModuleType, tmp_path: Path) ->
         "b-5": ({"train.epochs": 2, "train.seed": 5}, "b"),
         "c": ({"train.epochs": 2}, None),
     }
+
+
+@pytest.mark.parametrize(("branch", "source"), [("t-1", "d-1"), ("d-linf-l2-1", "at-1")])
+def test_a_branch_of_the_headline_is_its_recipe_in_one_run(program: ModuleType, branch: str, source: str) -> None:
+    """Up to the epoch of the branch its source does what its own recipe does (docs/method.md, section 1)."""
+    plan = program.read_plan(PROGRAMS / "headline.yaml")
+    long, short = (
+        load_recipe(plan.experiments[name].recipe, overrides=plan.changes_of(name)) for name in (branch, source)
+    )
+    before, epochs = long.train.start_epoch, long.train.epochs
+    assert plan.experiments[branch].source == f"{source}@{before}#global" and short.keeps_snapshot(before)
+    assert long.redistribution().first_epoch(epochs) == before, "there all learners restart"
+    assert [short.redistribution().due(epoch, epochs) for epoch in range(1, before)] == [False] * (before - 1)
+    assert [recipe.gammas_at(epoch)[0] for recipe in (long, short) for epoch in (0, 60, before)] == [1] * 6
+    names = [learner.name for learner in short.learners]
+    assert [learner for learner in long.learners if learner.name in names] == short.learners
+    assert (long.mixing.decay, long.mixing.warmup) == (short.mixing.decay, short.mixing.warmup)
+    assert (long.data, long.model, long.validation.images) == (short.data, short.model, short.validation.images)
+    same = {"start_epoch": before, "snapshots": long.train.snapshots}
+    assert short.train.model_copy(update=same) == long.train
 
 
 def test_a_branch_with_seeds_starts_from_its_own(program: ModuleType, tmp_path: Path) -> None:

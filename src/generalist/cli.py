@@ -74,7 +74,11 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --out.")] = False,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Start from its weights; RUN@75#global: all from that one.", metavar="RUN[@EPOCH]"),
+        typer.Option(
+            "--from",
+            help="Start from a run's weights; with #global or #LEARNER all learners from that one network.",
+            metavar="RUN[@EPOCH][#SUBJECT]",
+        ),
     ] = None,
     track: Annotated[
         list[str] | None,

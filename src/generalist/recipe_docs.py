@@ -29,7 +29,7 @@ with the package, `--resolved` with every field; `--set field.path=value` change
 
     generalist train digits-t --set train.epochs=20 --set learners.linf.threat.eps=0.2
 
-Elements of a list are named by position, learners by name as well. Numbers may be written as fractions (`8/255`).
+Elements of a list are named by position, learners by name as well. Numbers may be fractions (`8/255`, `6.5/255`).
 Unknown fields, wrong types, nan and inf are refused. This page is made from the program: `make docs-recipes`.
 """
 

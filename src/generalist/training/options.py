@@ -1,7 +1,7 @@
 """The options of training: learners, mixing, the loop, validation.
 
-Defaults are the best setting known. Where the papers or their published code differ, the field says how; a recipe's
-`style` sets a whole column at once.
+Defaults are those of the recipes called plain (docs/method.md). Where the papers or their published code differ, the
+field says how; a recipe's `style` sets a whole column at once.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ class ValidationOptions(Options):
     or is the `last`."""
 
     min_natural: Fraction = 0.0
-    """Only epochs with at least this natural accuracy can be the best; where none has it, the nearest is kept, and
-    every output says so. Published code: 0.88."""
+    """Only epochs with at least this natural accuracy can be the best; where none (from `start` on) has it, the nearest
+    is kept, and every output says so. Published code: 0.88."""
 
     start: Fraction = 0.0
     """Share of training before which no epoch can be the best; up to there the newest one stands in. For a recipe whose
