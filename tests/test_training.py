@@ -33,7 +33,8 @@ from generalist.objectives.base import Progress
 from generalist.objectives.trades import divergence
 from generalist.recipe import Recipe
 from generalist.training.artefacts import load_weights
-from generalist.training.loop import TEST_SELECTION, Trainer
+from generalist.training.loop import Trainer
+from generalist.training.selection import TEST_SELECTION
 
 SEED, STEPS, EPS = 3, 3, 0.1
 

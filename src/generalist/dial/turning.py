@@ -30,8 +30,8 @@ from generalist.tensors.batchnorm import reestimate, statistics_names
 from generalist.training.artefacts import UPDATES, save_weights
 from generalist.training.environment import choose_device
 from generalist.training.mixing_options import Source
-from generalist.training.options import ValidationOptions
 from generalist.training.validation import Validation, validation_indices
+from generalist.training.validation_options import ValidationOptions
 from generalist.weights import network_of
 
 Kind = Literal["mixed", "reestimated"]

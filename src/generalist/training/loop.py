@@ -31,12 +31,9 @@ from generalist.training.global_share import GlobalShare
 from generalist.training.measures import Regret, without_nan
 from generalist.training.options import Job
 from generalist.training.parallel import parallel_for
+from generalist.training.selection import LEAKED, TEST_SELECTION, as_warning, is_best, said_of
 from generalist.training.signals import StopRequest, stop_requests
 from generalist.training.validation import Validation, Validator, validation_indices
-
-TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
-LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
-BELOW = "no epoch has the natural accuracy of validation.min_natural: the best is the one that comes nearest"
 
 
 @dataclass
@@ -269,11 +266,8 @@ class Trainer:
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         self.regret.add(found.clipped_loss)
-        options = self.job.validation
-        score = found.score(options)
-        latest = options.rule == "last" and score >= 0
-        stands_in = self.best is not None and self.best.epoch < options.first_epoch(self.job.train.epochs)
-        if self.best is None or stands_in or latest or score > self.best.score:
+        score = found.score(self.job.validation)
+        if self.best is None or is_best(score, self.best, self.job):
             self.best = checkpoints.Best(epoch=epoch, score=score, accuracy=found.accuracy[GLOBAL])
             self._save_model(self.directory.model, epoch=epoch, best=True)
         record = {
@@ -284,12 +278,7 @@ class Trainer:
             "regret_rounds": self.regret.rounds(),
             "best_epoch": self.best.epoch,
         }
-        return record | _warning([*self.warnings, *self._of_the_best()])
-
-    def _of_the_best(self) -> list[str]:
-        """What is to be said of the best epoch, once there are any that can be the best."""
-        first = self.job.validation.first_epoch(self.job.train.epochs)
-        return [BELOW] if self.best is not None and self.best.epoch >= first and self.best.score < 0 else []
+        return record | as_warning([*self.warnings, *said_of(self.best, self.job)])
 
     def _about(self, epoch: int, *, best: bool = False) -> dict[str, Any]:
         """What a weights file says of itself: enough to build the network again."""
@@ -302,7 +291,7 @@ class Trainer:
             "shape": list(images.shape),
             "data": self.data,
             "unseen": sorted(self.unseen),
-            **_warning([*self.warnings, *(self._of_the_best() if best else [])]),
+            **as_warning([*self.warnings, *(said_of(self.best, self.job) if best else [])]),
         }
 
     def _save_model(self, path: Path, *, epoch: int, best: bool = False) -> None:
@@ -404,8 +393,3 @@ class Trainer:
             # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
             self.metrics_bytes = min(self.metrics_bytes, stream.tell())
             stream.truncate(self.metrics_bytes)
-
-
-def _warning(said: list[str]) -> dict[str, str]:
-    """As outputs keep it, where there is something to say."""
-    return {"warning": "; ".join(said)} if said else {}

@@ -27,7 +27,8 @@ from generalist.tensors.modes import computing_in
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 from generalist.training.measures import drift, ensemble, mixing_gap
-from generalist.training.options import Job, ValidationOptions
+from generalist.training.options import Job
+from generalist.training.validation_options import ValidationOptions
 
 
 @dataclass

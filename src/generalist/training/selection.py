@@ -1,0 +1,29 @@
+"""Which epoch's network is the best, and what is to be said of it."""
+
+from __future__ import annotations
+
+from generalist.training.checkpoint import Best
+from generalist.training.options import Job
+
+TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
+LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
+BELOW = "no epoch has the natural accuracy of validation.min_natural: the best is the one that comes nearest"
+
+
+def is_best(score: float, best: Best, job: Job) -> bool:
+    """Whether a validated epoch takes the place of the `best` so far; until one can be the best, the newest does."""
+    latest = job.validation.rule == "last" and score >= 0
+    return _stands_in(best, job) or latest or score > best.score
+
+
+def said_of(best: Best | None, job: Job) -> list[str]:
+    return [BELOW] if best is not None and best.score < 0 and not _stands_in(best, job) else []
+
+
+def as_warning(said: list[str]) -> dict[str, str]:
+    """As every output keeps it, where there is something to say."""
+    return {"warning": "; ".join(said)} if said else {}
+
+
+def _stands_in(best: Best, job: Job) -> bool:
+    return best.epoch < job.validation.first_epoch(job.train.epochs)
