@@ -62,7 +62,8 @@ def test_no_two_trials_of_a_grid_are_the_same_experiment(name: str) -> None:
         due = [epoch for epoch in range(recipe.train.start_epoch + 1, epochs) if when.due(epoch, epochs)]
         assert due or when.every == 0
         plain = recipe.model_dump(mode="json")
-        plain["mixing"]["redistribution"] = due
+        how = (when.when, when.reset, when.batchnorm) if due else ()
+        plain["mixing"]["redistribution"] = [due, how]
         assert plain not in seen, sweep.choice(number)
         seen.append(plain)
 
@@ -77,7 +78,7 @@ def test_the_papers_ablations_are_shipped_for_digits_and_cifar() -> None:
 
 
 def test_the_ablations_of_the_results_pages_branch_off_one_run() -> None:
-    assert len(ABLATIONS) == 6
+    assert len(ABLATIONS) == 7
     for sweep in map(load_sweep, ABLATIONS):
         recipes = [sweep.recipe(sweep.choice(number)) for number in range(sweep.options.total)]
         assert {recipe.stages[0].start for recipe in recipes} == {"runs/headline/runs/at-0@120#global"}
