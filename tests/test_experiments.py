@@ -266,3 +266,15 @@ def test_the_curves_of_the_results_page_are_those_of_its_records(
         assert label in drawn and label in kept
         for epoch, natural, robust in curves.curve(json.loads((results / "runs" / f"{name}.json").read_text())):
             assert re.search(rf"\b{epoch}: \**{natural:.2f} / \**{robust:.2f}", log), (name, epoch)
+
+
+def test_who_reads_the_commands_may_leave(tmp_path: Path) -> None:
+    """As `head` does after its lines: no complaint of a broken pipe."""
+    more = {"set": {"source": "more than a pipe holds " * 60}}
+    plan = written(tmp_path, {**more, "experiments": {f"a{i}": {**D} for i in range(100)}})
+    command = [sys.executable, str(PROGRAMS / "experiments.py"), str(plan), "--out", str(tmp_path / "out"), "--dry-run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == "a0\n"
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 1)
