@@ -19,8 +19,9 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
+from generalist.paper_figures import paper_rows
+
 PGD = "pgd-20/linf:8/255"
-PUBLISHED = ("published Generalist-D", 89.09, 50.01)
 
 TWO = {
     "005-lr-floor": "crops and flips (005)",
@@ -59,6 +60,13 @@ def measured(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
     yield from record.get("evaluation", {}).get("correct_of_total", {}).items()
 
 
+def published() -> tuple[float, float]:
+    """The first paper's Generalist-D, in percent."""
+    wanted = ("CVPR 2023, table 1a", "cifar10", "resnet18", "generalist-d-nt-linf")
+    (row,) = [row for row in paper_rows() if (row.source, row.dataset, row.model, row.method) == wanted]
+    return 100 * row.cells["natural"].value, 100 * row.cells[PGD].value
+
+
 def draw(curves: Mapping[str, Sequence[tuple[int, float, float]]], out: Path) -> None:
     """Two learners as lines, the newest darkest; one learner dashed."""
     plt.rcParams |= {"svg.hashsalt": "curves", "font.size": 9, "svg.fonttype": "none"}
@@ -72,8 +80,7 @@ def draw(curves: Mapping[str, Sequence[tuple[int, float, float]]], out: Path) ->
         for (name, label), color in zip(names.items(), colors, strict=True):
             _, natural, robust = zip(*curves[name], strict=True)
             axes.plot(natural, robust, style, color=color, label=label, markersize=3.5, linewidth=1.4)
-    name, *point = PUBLISHED
-    axes.plot(*point, "*", color="crimson", markersize=12, label=name, linestyle="none")
+    axes.plot(*published(), "*", color="crimson", markersize=12, label="published Generalist-D", linestyle="none")
     axes.set(xlabel="natural accuracy (%)", ylabel="PGD-20, linf 8/255 (%)")
     axes.grid(alpha=0.25)
     axes.legend(loc="lower left", frameon=False, fontsize=8)

@@ -23,6 +23,7 @@ import argparse
 import json
 import re
 import shlex
+import signal
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -363,6 +364,7 @@ def main() -> None:
     with clear_endings():
         experiments = Experiments(read_plan(options.plan), options)
         if options.dry_run:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough, as `head` has
             for name in experiments.names:
                 print("\n".join([name, *(f"    {step.command}" for step in experiments.steps_of(name))]))
             return

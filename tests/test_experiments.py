@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -258,6 +259,7 @@ def test_the_curves_of_the_results_page_are_those_of_its_records(
         {"subject": "global@10", "images": "all 10", "right": {"natural": [9, 10]}},
     ]
     assert curves.curve({"evaluations": records}) == [(5, 80, 40), (10, 90, 40)]
+    assert curves.published() == pytest.approx((89.09, 50.01))
     results = PROGRAMS.parent / "docs" / "results"
     curves.main([str(results / "runs"), "--out", str(tmp_path / "curves.svg")])
     drawn = (tmp_path / "curves.svg").read_text()
@@ -277,4 +279,4 @@ def test_who_reads_the_commands_may_leave(tmp_path: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline() == "a0\n"
     process.stdout.close()
-    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 1)
+    assert (process.stderr.read(), process.wait(timeout=60)) == ("", -signal.SIGPIPE)

@@ -217,6 +217,20 @@ def test_an_evaluated_mixture_is_shown_as_what_it_is(two_learners: Path, tmp_pat
     assert f"generalist evaluate {file} --out {run / 'evaluation'} --attacks natural,pgd-3" in prose
 
 
+def test_what_is_said_of_a_training_is_what_its_last_validation_says(tmp_path: Path) -> None:
+    """A warning that no epoch is good enough holds until there is one."""
+    run = bare_run(tmp_path / "run", natural=(9, 10))
+    validated = {"validation": {"accuracy": {"global": {"natural": 0.9}}}}
+    lines = [
+        {"epoch": 1, **validated, "warning": "none is good enough"},
+        {"epoch": 2, **validated, "warning": "held-out images were trained on"},
+        {"epoch": 3},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = page_of([run], tmp_path).text
+    assert "held-out images were trained on" in text and "none is good enough" not in text
+
+
 def test_warnings_and_classes_of_a_smaller_evaluation_are_shown_as_well(tmp_path: Path) -> None:
     """The larger one may be of natural images alone, and the figures under attack are those of the smaller one."""
     run = bare_run(tmp_path / "run", natural=(900, 1000))

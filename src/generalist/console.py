@@ -89,9 +89,6 @@ def clear_endings() -> Iterator[None]:
     except GeneralistError as error:
         _complain(error)
         _leave(error.exit_code)
-    except BrokenPipeError:  # whoever read the output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
-        _leave(1)
     except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
         _complain(error)
         _leave(GeneralistError.exit_code)

@@ -20,6 +20,7 @@ from generalist.core.errors import RecipeError
 from generalist.core.options import Number, Options
 from generalist.core.plain_yaml import apply_change, dump_yaml, load_yaml, merge, set_field
 from generalist.core.run import RunDirectory
+from generalist.core.schedule import whole_epochs
 from generalist.shipped import shipped_names, shipped_text, unknown_recipe
 from generalist.training.mixing_options import Name
 from generalist.training.options import Job
@@ -294,7 +295,7 @@ _BY_LEARNER = frozenset({"shares", "gammas"})  # a stage with other learners can
 def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
     """The recipe of one stage."""
     raw = recipe.model_dump(mode="json")
-    raw["train"]["epochs"] = max(1, int(stage.length * recipe.train.epochs + 0.5))
+    raw["train"]["epochs"] = max(1, whole_epochs(stage.length * recipe.train.epochs))
     raw = apply_change(raw, stage.change, whole=_BY_LEARNER)
     try:
         return parse({**raw, "stages": []}, trust_code=trust_code)

@@ -14,6 +14,11 @@ MAX_BREAKPOINTS = 1000
 """More than anybody draws by hand, and few enough to check at once."""
 
 
+def whole_epochs(epochs: float) -> int:
+    """The nearest number of them; a half is rounded up, where Python's `round` takes the even one."""
+    return int(epochs + 0.5)
+
+
 class Schedule(Options):
     """A piecewise-linear value. A recipe may write a bare number for a constant.
 

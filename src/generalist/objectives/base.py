@@ -21,7 +21,7 @@ from generalist.attacks.threats import Shrunk, Threat, ThreatOptions, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
 from generalist.core.registry import Registry
-from generalist.core.schedule import Schedule
+from generalist.core.schedule import Schedule, whole_epochs
 from generalist.data.sets import Batch, Images
 from generalist.tensors.folding import FoldedNetwork
 from generalist.tensors.modes import computing_in
@@ -90,8 +90,8 @@ class LearnerView:
     anything but add up gradients (a norm, a cosine, a running accuracy). Ranks that share batches call it alike."""
 
     def epochs_of(self, share: float) -> int:
-        """A share of training in whole epochs; a half is rounded up."""
-        return int(share * self.epochs + 0.5)
+        """A share of training in whole epochs."""
+        return whole_epochs(share * self.epochs)
 
     def weights_of(self, source: str, *, field: str) -> dict[str, Tensor]:
         """What `artefact` has, if it is of the learner's architecture; `field` is the option that names it."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from generalist.core.options import Decay, Fraction, Options
-from generalist.core.schedule import Schedule
+from generalist.core.schedule import Schedule, whole_epochs
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
@@ -43,12 +43,12 @@ class RedistributionOptions(Options):
     or its own, which fit the images that it alone sees (after Li et al., 2021, "FedBN"). They are mixed either way."""
 
     def first_epoch(self, epochs: int) -> int:
-        """t'. A half is rounded up."""
-        return self.start_epoch if self.start_epoch is not None else max(1, int(self.start * epochs + 0.5))
+        """t'."""
+        return self.start_epoch if self.start_epoch is not None else max(1, whole_epochs(self.start * epochs))
 
     def interval(self, epochs: int) -> int:
-        """c. A half is rounded up."""
-        return self.every if self.every is not None else min(5, max(1, int(5 * epochs / 120 + 0.5)))
+        """c."""
+        return self.every if self.every is not None else min(5, max(1, whole_epochs(5 * epochs / 120)))
 
     def due(self, epoch: int, epochs: int) -> bool:
         """Whether `epoch` (from 1) is one of those that redistribute."""

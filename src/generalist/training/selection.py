@@ -17,6 +17,7 @@ def is_best(score: float, best: Best, job: Job) -> bool:
 
 
 def said_of(best: Best | None, job: Job) -> list[str]:
+    """What is to be said of the best epoch, once there are any that can be the best."""
     return [BELOW] if best is not None and best.score < 0 and not _stands_in(best, job) else []
 
 

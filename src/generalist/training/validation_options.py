@@ -8,6 +8,7 @@ from pydantic import Field
 
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.options import Fraction, Options, Positive
+from generalist.core.schedule import whole_epochs
 
 
 class ValidationOptions(Options):
@@ -48,5 +49,5 @@ class ValidationOptions(Options):
     """Images a validation batch; changes nothing but speed and memory."""
 
     def first_epoch(self, epochs: int) -> int:
-        """The first that can be the best. A half is rounded up."""
-        return int(self.start * epochs + 0.5)
+        """The first that can be the best."""
+        return whole_epochs(self.start * epochs)
