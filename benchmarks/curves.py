@@ -30,6 +30,7 @@ TWO = {
     "071-rising-logits": "+ the natural learner's logits (071)",
     "084-long-logits": "+ a longer source with 3 steps (084)",
     "083-long-d": "+ logits all along, natural lr 0.1 (083)",
+    "095-long-d-taught": "+ no labels beside them, averaged teacher (095)",
 }
 """Generalist-D, each with what those above it have and what its label says."""
 
