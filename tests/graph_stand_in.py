@@ -5,8 +5,8 @@ This checks the engine's book-keeping, not CUDA.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,9 +18,19 @@ class Recording:
     """Stands in for a CUDA graph of `engine`, which whoever makes the engine puts here."""
 
     engine: GraphEngine
+    outside: list[int]
+    """The learners that were not recorded, however many are left out by now."""
 
     def replay(self) -> None:
+        now, self.engine.outside = self.engine.outside, self.outside
         self.engine._step_inside()
+        self.engine.outside = now
+
+
+@contextmanager
+def _recording(graph: Recording, capture_error_mode: str) -> Iterator[None]:
+    yield
+    graph.outside = list(graph.engine.outside)
 
 
 class _Stream:
@@ -37,7 +47,7 @@ def replace_cuda(replace: Callable[[Any, str, Any], None]) -> None:
     replace(torch.cuda, "current_stream", lambda device: _Stream())
     replace(torch.cuda, "stream", lambda stream: nullcontext())
     replace(torch.cuda, "device", lambda device: nullcontext())
-    replace(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
+    replace(torch.cuda, "graph", _recording)
     replace(torch.cuda, "CUDAGraph", Recording)
     modes: list[Any] = [0]
     replace(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])

@@ -46,6 +46,20 @@ class Announced(Peeking):
     capturable = False
 
 
+class Seldom(Peeking):
+    """The same in every other step; the graph of the steps between is recorded first."""
+
+    variants = ("blind", "peeking")
+
+    def variant(self, step: int, epoch: int) -> str:
+        return self.variants[step % 2]
+
+    def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
+        if progress.variant == "peeking":
+            return super().loss(inputs, progress)
+        return self.learner.cross_entropy(self.learner.forward(inputs.batch.x), inputs.batch.y), {}
+
+
 class Broken(Peeking):
     """Fails whenever waiting is an error, for a reason of its own."""
 
@@ -53,7 +67,7 @@ class Broken(Peeking):
         raise RuntimeError("this is broken")
 
 
-for name, kind in {"peeking": Peeking, "announced": Announced, "broken": Broken}.items():
+for name, kind in {"peeking": Peeking, "announced": Announced, "seldom": Seldom, "broken": Broken}.items():
     if name not in OBJECTIVES.names():
         OBJECTIVES.register(name)(kind)
 
@@ -88,8 +102,12 @@ def graph_trainer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Traine
 
 @pytest.mark.parametrize("device", PLACES)
 @pytest.mark.parametrize(
-    ("objective", "why"),
-    [("announced", "objective 'announced' cannot be recorded"), ("peeking", "its step waits for the device")],
+    ("objective", "why", "graphs"),
+    [
+        ("announced", "objective 'announced' cannot be recorded", 1),
+        ("peeking", "its step waits for the device", 1),
+        ("seldom", "its step waits for the device", 2),
+    ],
 )
 def test_a_learner_outside_of_the_recording_trains_the_same(
     tmp_path: Path,
@@ -97,13 +115,14 @@ def test_a_learner_outside_of_the_recording_trains_the_same(
     device: str,
     objective: str,
     why: str,
+    graphs: int,
 ) -> None:
     changes = (*EXACT, f"learners.1.objective={objective}")
     eager = trainer(tmp_path / "eager", "train.engine=eager", *changes, device=device)
     graph, said = graph_trainer(tmp_path / "graph", device, *changes)
     expected, found = run_steps(eager, 8), run_steps(graph, 8)
     engine = graph.engine
-    assert isinstance(engine, GraphEngine) and engine.outside == [1] and len(engine.graphs) == 1
+    assert isinstance(engine, GraphEngine) and engine.outside == [1] and len(engine.graphs) == graphs
     assert [line for line in said if "outside" in line] == [f"learner 'natural' runs outside of the recording: {why}"]
     assert (expected - found).abs().max() < 1e-9
     for one, other in zip(eager.learners, graph.learners, strict=True):

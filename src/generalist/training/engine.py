@@ -74,8 +74,8 @@ class EagerEngine:
             self.job.learning_rate(learner.options) * learner.options.schedule.at(position, epochs)
             for learner in self.learners
         ]
-        self.lr.copy_(torch.tensor(rates, dtype=self.dtype))
-        self.gammas.copy_(torch.tensor(self.job.gammas_at(position), dtype=torch.float64))
+        fill(self.lr, rates)
+        fill(self.gammas, self.job.gammas_at(position))
         self.variants = tuple(
             learner.objective.variant(step, epoch) if a in self.parallel.own else self.variants[a]
             for a, learner in enumerate(self.learners)
@@ -157,6 +157,12 @@ class EagerEngine:
                 raise diverged(learner.name, f"the loss is not finite at step {step}")
             if weights and not bool(torch.isfinite(learner.flat.vector).all()):
                 raise diverged(learner.name, f"the weights are not finite after step {int(self.step)}")
+
+
+def fill(places: Tensor, values: Sequence[float]) -> None:
+    """One by one: a copy of them from the host's memory would wait for all that the device has still to do."""
+    for place, value in zip(places, values, strict=True):
+        place.fill_(value)
 
 
 @torch.no_grad()

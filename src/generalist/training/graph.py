@@ -175,6 +175,8 @@ class GraphEngine(EagerEngine):
             for a in self.parallel.own:
                 if a not in self.outside and self._waits(a, batch):
                     self._leave_out(a, "its step waits for the device")
+                    self.graphs.clear()  # those of other variants still have it
+                    self._made.clear()
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def _waits(self, a: int, batch: Batch) -> bool:
