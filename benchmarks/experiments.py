@@ -83,7 +83,7 @@ class Plan(Options):
 
     def changes_of(self, name: str) -> list[str]:
         """`FIELD=VALUE`, as --set takes them; a later one wins."""
-        changes = {**self.set, **self.experiments[name].set}
+        changes = overlaid(self.set, self.experiments[name].set)
         return [f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in changes.items()]
 
     def evaluations_of(self, name: str) -> list[list[str]]:
@@ -124,13 +124,19 @@ def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
             if own.like not in whole:
                 raise GeneralistError(f"{name}: like {own.like!r}, but no experiment before it is called so")
             below = whole[own.like]
-            inherited = {"set": {**below.set, **own.set}}
+            inherited = {"set": overlaid(below.set, own.set)}
             for field in ("recipe", "source", "evaluate", "seeds"):
                 if getattr(own, field) is None:
                     inherited[field] = getattr(below, field)
             own = own.model_copy(update=inherited)
         whole[name] = own
     return whole
+
+
+def overlaid(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes after others: a field that is set whole leaves nothing of what was set within it before."""
+    kept = {name: value for name, value in below.items() if not any(f"{name}.".startswith(f"{new}.") for new in own)}
+    return {**kept, **own}
 
 
 def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:

@@ -169,7 +169,7 @@ class Steps:
             shutil.rmtree(run.path)  # killed before it had written its recipe: nothing to resume, and in the way
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         path = self._log(step)
-        if run.exists() if step.kind == "train" else self.begun(step):
+        if step.kind != "train" or run.exists():  # an evaluation that another command has left is found by what it is
             words.append("--resume")
         log = path.open("ab")
         log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
@@ -192,7 +192,7 @@ class Steps:
         return self.out / "logs" / f"{step.name}.log"
 
     def begun(self, step: Step) -> bool:
-        """Whether this very command was run before: what another one has left is not this one's to go on with."""
+        """Whether this very command was run before."""
         log, begun = self._log(step), (f"$ {step.command}", f"$ {step.command} --resume")
         return log.is_file() and any(line in begun for line in log.read_text(errors="replace").splitlines())
 

@@ -123,12 +123,22 @@ def test_the_commands(program: ModuleType, tmp_path: Path) -> None:
     experiments = program.Experiments(program.read_plan(path), options)
     train, evaluate = experiments.steps_of("002-branch")
     assert train.command == (
-        "generalist train digits-d --set train.epochs=4 --set model.width=4 --set validation.steps=2 "
-        "--set train.threads=1 --set train.start_epoch=2 "
+        "generalist train digits-d --set model.width=4 --set validation.steps=2 --set train.threads=1 "
+        "--set train.epochs=4 --set train.start_epoch=2 "
         """--set 'mixing.gamma={"epochs": [2, 4], "values": [1, 0.5]}' """
         "--from 'out/runs/001-d@2#global' --device cpu --out out/runs/002-branch"
     )
     assert evaluate.command == "generalist evaluate out/runs/002-branch --attacks natural --samples 40 --device cpu"
+
+
+def test_a_field_that_is_set_whole_leaves_nothing_of_what_was_set_within_it(
+    program: ModuleType, tmp_path: Path
+) -> None:
+    fields = {"learners.linf.attack": {"steps": 2}, "learners.linf.attack.step": "1/255", "train.epochs": 3}
+    again = {"like": "a", "set": {"learners.linf.attack": {"steps": 4}, "train": {"epochs": 5}}}
+    plan = program.read_plan(written(tmp_path, {"experiments": {"a": {**D, "set": fields}, "b": again}}))
+    assert plan.changes_of("a")[:2] == ['learners.linf.attack={"steps": 2}', "learners.linf.attack.step=1/255"]
+    assert plan.changes_of("b") == ['learners.linf.attack={"steps": 4}', 'train={"epochs": 5}']
 
 
 @pytest.mark.parametrize(
@@ -215,6 +225,9 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None
     second = run(TINY)
     assert second.returncode == 0 and "001-d: " not in second.stdout and "002-branch: train" in second.stdout
     check_record(out)
+    more = json.loads(json.dumps(TINY))
+    more["evaluate"][0] += ",linf@2"  # two of the three are measured already
+    assert run(more, "--only", "001-d").returncode == 0
     assert json.loads((out / "002-branch.json").read_text())["validations"][-1]["gamma"]["linf"] < 1
 
     shutil.rmtree(out / "runs" / "001-d")  # trained anew, all of it is measured anew
