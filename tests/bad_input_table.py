@@ -118,6 +118,7 @@ ROWS = [
     written("a learner's name that climbs", two_learners("linf", "../../up"), "learners.1.name"),
     changed("a model in a learner", "learners.1.model={name: small}", says=("learners.1", "share one architecture")),
     changed("an unknown objective", "learners.0.objective=tradse", says=("learners.0.objective", "'trades'")),
+    changed("a misspelt model with a width", "model={name: smal, width: 4}", says="unknown model 'smal'; did you mean 'small'?"),
     changed("an unknown lead", "mixing.lead=l2", says=("no learner 'l2'", "linf, natural")),
     changed("the lead without a learning rate", "learners.0.optimizer={}", says=("learners.0.optimizer.lr", "0.01")),
     changed("gamma above 1", "mixing.gamma=1.5", says=("mixing.gamma: 1.5", "outside [0, 1]")),
@@ -133,6 +134,17 @@ ROWS = [
     changed("nothing left to do", "train.start_epoch=2", says="train.start_epoch: 2 leaves nothing to do"),
     changed("a schedule beyond the end", "mixing.gamma={epochs: [0, 3], values: [1, 1]}", says="beyond the end"),
     changed("a learning rate beyond the end", "learners.0.schedule={epochs: [0, 9], values: [1, 0]}", says="beyond"),
+    changed(
+        "an eps that rises beyond the end",
+        "learners.0.attack.scale={epochs: [0, 9], values: [0, 1]}",
+        says=("learners.0.attack.scale", "beyond the end"),
+    ),
+    changed(
+        "a teacher who is heard beyond the end",
+        "learners.0.objective={kind: awp, around: {kind: at-distil, weight: {epochs: [0, 9], values: [0, 1]}}}",
+        says=("learners.0.objective.around.weight", "beyond the end"),
+    ),
+    changed("nothing to be robust against", "validation={rule: robust, threats: []}", says="validation.rule: robust"),
     changed(
         "one gamma beyond the end",
         "mixing.gammas={linf: {epochs: [0, 9], values: [1, 1]}, natural: 0}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from generalist.evaluation import Accuracy
 from generalist.models import MODELS
 from generalist.recipe import load_recipe
 from generalist.training.artefacts import load_weights
+from generalist.weights import weights_file
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "augmentation": {"crop": 1, "flip": False}},
@@ -283,3 +285,20 @@ def test_a_run_is_not_overwritten(run: RunDirectory) -> None:
 def test_one_override_needs_no_list(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"train\.epochs: Input should be greater"):
         train("digits-d", overrides="train.epochs=0", out=tmp_path / "run")
+
+
+def test_an_epoch_of_a_run_is_not_looked_for_in_a_run_that_is_called_so(run: RunDirectory, tmp_path: Path) -> None:
+    """A branch is easily named after what it starts from: `runs/d@2` beside `runs/d`."""
+    here = shutil.copytree(run.path, tmp_path / "d")
+    other = shutil.copytree(run.path, tmp_path / "d@2")
+    assert weights_file(here, "linf@2") == here / "snapshots/2/linf.safetensors"
+    assert weights_file(other, "linf@2") == other / "snapshots/2/linf.safetensors"
+
+
+@pytest.mark.parametrize("line", ["1", "[]", "{}", '{"epoch": "x"}'])
+def test_a_crafted_record_of_training_is_refused(run: RunDirectory, tmp_path: Path, line: str) -> None:
+    crafted = RunDirectory(shutil.copytree(run.path, tmp_path / "run"))
+    crafted.last.unlink()
+    crafted.metrics.write_text(line + "\n")
+    with pytest.raises(RunError, match=r"metrics.jsonl is damaged: line 1: epoch"):
+        evaluate(crafted, attacks="natural", device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from cli_helpers import run_main
 from compare_helpers import write_run, write_summary
 
+from generalist import evaluate, train
 from generalist.compare import Comparison, compare
 from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.comparison_text import to_csv, to_latex, to_markdown
@@ -88,6 +90,20 @@ def test_figures_of_other_images_or_weights_are_rows_of_their_own(tmp_path: Path
     ]
     assert [row.source for row in found.rows].count("ours") < len(found.rows)
     assert found.rows[-1].name == "run (on svhn-test)"  # the papers' rows are of the run's own images
+
+
+def test_figures_of_weights_that_the_run_no_longer_has_say_so(tmp_path: Path) -> None:
+    """A run that was measured before its end, and went on."""
+    overrides = ["model.width=4", "train.epochs=1", "validation.steps=1"]
+    run = train("digits-at", out=tmp_path / "run", overrides=overrides, device="cpu")
+    evaluate(run, attacks="natural", out=run.path / "evaluation", device="cpu")
+    assert [row.name for row in compare([run.path]).rows] == ["run"]
+    other = train("digits-at", out=tmp_path / "other", overrides=[*overrides, "train.seed=1"], device="cpu")
+    shutil.copy(other.model, run.model)
+    (row,) = compare([run.path]).rows
+    assert re.fullmatch(r"run \(earlier weights [0-9a-f]{8}\)", row.name)
+    evaluate(run, attacks="natural", out=run.path / "evaluation", device="cpu")
+    assert sorted(each.name for each in compare([run.path]).rows) == ["run", row.name]
 
 
 def with_union(run: Path, key: str, threats: list[str], worst: int, mean: float) -> None:

@@ -179,6 +179,10 @@ def test_weights_of_another_architecture_are_refused() -> None:
         flat.read({**good, "linear.bias": torch.zeros(4)})
     with pytest.raises(GeneralistError, match="num_batches_tracked"):
         flat.read({**good, "norm.num_batches_tracked": torch.zeros(3, dtype=torch.int64)})
+    for odd in (torch.complex64, torch.float8_e4m3fn):
+        for name in ("linear.bias", "norm.num_batches_tracked"):
+            with pytest.raises(GeneralistError, match=f"{name}' holds {odd}"):
+                flat.read({**good, name: torch.zeros_like(good[name], dtype=torch.float32).to(odd)})
     assert all(torch.equal(tensor, good[name]) for name, tensor in flat.state_dict().items()), "reading changes nothing"
 
 

@@ -270,6 +270,19 @@ def mixed_state(states: dict[str, dict[str, torch.Tensor]], gammas: dict[str, fl
     }
 
 
+def test_a_task_is_measured_alike_whichever_images_share_a_batch(tmp_path: Path) -> None:
+    """Its threat is not validated, so the training attack finds its loss; not with the batch's own statistics."""
+    robust = {**ROBUST, "attack": {**ROBUST["attack"], "batchnorm": "train"}}
+    losses = []
+    for size in (2, 6):
+        options = {"threats": [], "batch_size": size}
+        trainer = make_trainer(tiny_recipe([robust, NATURAL], validation=options), tmp_path / str(size))
+        trainer.run()
+        losses.append([record["task_loss"] for record in trainer.directory.read_metrics()])
+    for one, other in zip(*losses, strict=True):
+        assert one == pytest.approx(other, abs=1e-12)
+
+
 def test_an_epoch_ends_in_order_and_its_measures_are_those_of_the_definition(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         mixing={"decay": 0.5, "redistribution": {"every": 1, "start_epoch": 1}},

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -501,3 +503,21 @@ def test_a_process_on_its_own_stops_at_once_at_the_second() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             request.handle(signal.SIGTERM, None)
+
+
+def test_the_gpu_that_is_asked_for_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are recorded on the current GPU, wherever the tensors are: on another one they would record nothing."""
+    entered: list[torch.device] = []
+
+    @contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        entered.append(which)
+        yield
+        entered.remove(which)
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    second = torch.device("cuda:1")
+    with distributed.start(second) as group:
+        assert entered == [second] and group.device == second
+    with distributed.start(torch.device("cpu")):
+        assert entered == []

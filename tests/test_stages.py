@@ -343,6 +343,31 @@ def test_what_there_is_to_say_of_a_later_stage_is_said_once(tmp_path: Path, unin
     assert len([text for text in said if "held out here" in text]) == 1
 
 
+ALONE: dict[str, Any] = {**RECIPE, "learners": RECIPE["learners"][:1], "mixing": {}, "stages": []}
+
+
+def taught_by(run: RunDirectory) -> str:
+    return f"learners.linf.objective={{kind: at-distil, teacher: {run.path}}}"
+
+
+def test_a_teacher_that_knows_the_held_out_images_is_told_of(tmp_path: Path) -> None:
+    """As a source of weights is: what the teacher says of them passes on what it has learnt by heart."""
+    overrides = ["train.epochs=1", "validation.split=test"]
+    teacher = train(ALONE, overrides=overrides, out=tmp_path / "teacher", device="cpu")
+    said: list[str] = []
+    listener = Listener(say=said.append)
+    run = train(ALONE, overrides=["train.epochs=1", taught_by(teacher)], out=tmp_path / "run", listener=listener)
+    assert len([text for text in said if "held out here" in text]) == 1
+    assert load_weights(run.model)[1]["unseen"] == []
+
+
+def test_a_teacher_of_another_size_leaves_nothing_behind(tmp_path: Path) -> None:
+    teacher = train(ALONE, overrides=["train.epochs=1"], out=tmp_path / "teacher", device="cpu")
+    with pytest.raises(GeneralistError, match="do not fit this architecture"):
+        train(ALONE, overrides=["model.width=8", taught_by(teacher)], out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 LATER = {"epochs": [2, 2], "values": [0, 0.5]}
 """The weight of a teacher that is heard from the third epoch on."""
 

@@ -161,7 +161,8 @@ def evaluate(
     subject, network = _subject(model, which, device, trust_code=trust_code)
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
-    check_classifier(network, images, next((p.device for p in network.parameters()), torch.device("cpu")))
+    where = next((p.device for p in network.parameters()), torch.device("cpu"))
+    check_classifier(network, images, where)
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     notes = source.notes
@@ -169,30 +170,31 @@ def evaluate(
         changed = _changed(_path_of(model), images) if data is None else ()
         notes = (*notes, *_unfinished(_path_of(model)), *changed)
     place = Place(Path(out), subject, split, resume=resume, notes=notes) if out is not None else None
-    found = evaluate_model(
-        network,
-        images,
-        threats=parsed,
-        attacks=chosen,
-        index=index,
-        options=options,
-        place=place,
-        notes=shift.notes,
-        listener=before_shift(listener, shift),
-    )
-    if shift:
-        keep = Keep(Path(found.summary["directory"]), found.summary["identity"], resume) if place else None
-        found.summary["out_of_distribution"] = measure_shift(
+    with distributed.current(where):
+        found = evaluate_model(
             network,
             images,
-            shift,
+            threats=parsed,
+            attacks=chosen,
             index=index,
-            seed=seed,
-            batch_size=batch_size or SHIFT_BATCH,
-            keep=keep,
-            after=len(plan.steps),
-            listener=listener,
+            options=options,
+            place=place,
+            notes=shift.notes,
+            listener=before_shift(listener, shift),
         )
+        if shift:
+            keep = Keep(Path(found.summary["directory"]), found.summary["identity"], resume) if place else None
+            found.summary["out_of_distribution"] = measure_shift(
+                network,
+                images,
+                shift,
+                index=index,
+                seed=seed,
+                batch_size=batch_size or SHIFT_BATCH,
+                keep=keep,
+                after=len(plan.steps),
+                listener=listener,
+            )
     return found
 
 
@@ -242,7 +244,7 @@ def _unfinished(path: Path) -> tuple[str, ...]:
     if not run.exists() or run.last.is_file():
         return ()
     done = [record["epoch"] for record in run.read_metrics()]
-    return (f"the run has not come to its end: its network after {max(done, default=0)} epochs, as it is so far",)
+    return (f"measured before the run had come to its end: its network after {max(done, default=0)} epochs",)
 
 
 def _changed(path: Path, images: Images) -> tuple[str, ...]:

@@ -69,7 +69,9 @@ def train(
             metavar="FIELD=VALUE",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory [default: runs/RECIPE].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory [default: runs/RECIPE, with a number where that is taken].")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of --out.")] = False,
     start: Annotated[

@@ -28,11 +28,14 @@ from generalist.comparison_rows import (
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
+from generalist.evaluation.identity import weights_checksum
 from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe, stage_recipe
 from generalist.shift_figures import shift_figures
+from generalist.training.artefacts import load_weights
+from generalist.weights import network_of, weights_file
 
 AUTOATTACK = "aa"
 
@@ -67,7 +70,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     """One row for each network of a run that was evaluated (best, last, a learner) and each set of images.
 
     Those on the run's own data set come first. Where weights changed between two evaluations, as after further
-    training, each has its row. `name` is what the run is called, by default the last part of its path.
+    training, each has its row, and one of weights that the run no longer has says so. `name` is what the run is called,
+    by default the last part of its path.
     """
     name = run.resolve().name if name is None else name
     directory = RunDirectory(run).require()
@@ -83,10 +87,11 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
     own_threats = (str(threat) for learner in recipe.learners for threat in learner.threats())
     against = ", ".join(dict.fromkeys(own_threats))
+    current = {subject: _weights_now(directory, subject, trust_code) for subject in {what.subject for what in groups}}
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
-        apart = _apart(what, own, groups)
+        apart = _apart(what, own, groups, current[what.subject])
         dataset = recipe.data.known_as if own else what.split
         files = [path for path, _ in summaries]
         means, single = shift_figures(path.parent for path in files)
@@ -104,13 +109,26 @@ def _target(summary: dict[str, Any]) -> Target:
     return Target(*map(str, texts))
 
 
-def _apart(what: Target, own: bool, others: Iterable[Target]) -> str:
+def _weights_now(run: RunDirectory, subject: str, trust_code: bool) -> str | None:
+    """The checksum of the run's weights of that name; None where it has none, or they cannot be read as they are."""
+    try:
+        file = weights_file(run.path, subject)
+        state, about = load_weights(file)
+        return weights_checksum(network_of(state, about, file, trust_code=trust_code))
+    except GeneralistError:
+        return None
+
+
+def _apart(what: Target, own: bool, others: Iterable[Target], current: str | None) -> str:
     words = [] if what.subject == "best" else [what.subject]
     words += [] if own else [f"on {what.split}"]
     alike = [other for other in others if other[:2] == what[:2]]
-    for name in ("weights", "data"):
-        if len({getattr(other, name) for other in alike}) > 1:
-            words.append(f"{name} {getattr(what, name)[:8] or 'unknown'}")
+    if current is not None and what.weights not in ("", current):
+        words.append(f"earlier weights {what.weights[:8]}")
+    elif current is None and len({other.weights for other in alike}) > 1:
+        words.append(f"weights {what.weights[:8] or 'unknown'}")
+    if len({other.data for other in alike}) > 1:
+        words.append(f"data {what.data[:8] or 'unknown'}")
     return ", ".join(words)
 
 

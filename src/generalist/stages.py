@@ -56,13 +56,15 @@ def folder_of(recipe: Recipe) -> str:
 
 
 def _only_run(folder: str) -> RunDirectory:
-    """The one run below runs/ that a recipe's folder, or that with a number, can be."""
+    """The one run below runs/ that a recipe's folder, or that with a number, can be; of several the unfinished one."""
     named = [RunDirectory(path) for path in sorted(RUNS.glob(f"{folder}*"))]
-    found = [str(run.path) for run in named if run.exists() and re.fullmatch(r"(-\d+)?", run.path.name[len(folder) :])]
-    if len(found) != 1:
-        there = f"there are {', '.join(found)}" if found else f"there is no {RUNS / folder}"
+    found = [run for run in named if run.exists() and re.fullmatch(r"(-\d+)?", run.path.name[len(folder) :])]
+    unfinished = [run for run in found if not run.last.is_file()]
+    if len(found) != 1 and len(unfinished) != 1:
+        paths = ", ".join(str(run.path) for run in unfinished or found)
+        there = f"there are several, {paths}" if found else f"there is no {RUNS / folder}"
         raise RunError(f"nothing to resume: {there}; name the run with --out RUN (or `generalist train RUN --resume`)")
-    return RunDirectory(Path(found[0]))
+    return (unfinished or found)[0]
 
 
 def check_ranks(recipe: Recipe, start: str | None, group: Group) -> None:
@@ -303,7 +305,7 @@ def _build(
         if not started:  # whoever has a checkpoint needs its sources no more
             for text in plan.sources():
                 if plan.stage_of(text) is None:
-                    artefact_file(text, GLOBAL)
+                    trainer.check_source(artefact_file(text, GLOBAL))
             if plan.source is not None and not plan.waits:
                 trainer.start_from(plan.source_files())
     return _Built(splits, trainer)

@@ -15,7 +15,7 @@ from generalist.core.options import first_problem
 from generalist.core.run import RunDirectory
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import branch_files
+from generalist.training.artefacts import files_of
 
 GLOBALS = ("best", "last")
 """What `which` may name of the global learner beside those of snapshots."""
@@ -37,7 +37,7 @@ def weights_file(path: Path, which: str = "best") -> Path:
     name, at, epoch = which.partition("@")
     if not name or "/" in name or (at and (name in GLOBALS or not re.fullmatch(r"[1-9]\d{0,8}", epoch, re.ASCII))):
         raise RunError(f"{which!r} names no network: write best, last, NAME or NAME@EPOCH, as in global@90")
-    files = branch_files(f"{run.require().path}{at}{epoch}", [name])
+    files = files_of(run.require(), int(epoch) if at else None, [name])
     if name not in files:
         raise RunError(f"{run.path} keeps no learner {name!r}; choose {', '.join([*GLOBALS, *_kept(run, epoch)])}")
     return files[name]

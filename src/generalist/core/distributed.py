@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -106,6 +106,11 @@ class Group:
         return carried[0]
 
 
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a GPU the current one for a while: graphs are recorded, and kernels of ours launched, there alone."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 @contextmanager
 def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iterator[Group]:
     """Join the job that this process belongs to and leave it at the end; on its own, a group of one.
@@ -115,7 +120,8 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     device = device or torch.device("cpu")
     rank, world = launched()
     if world == 1:
-        yield Group(device=device)
+        with current(device):
+            yield Group(device=device)
         return
     if failed():  # its ranks are out of step, and may still wait for this one
         raise GeneralistError(

@@ -84,9 +84,13 @@ class RunDirectory:
             return []
         lines = self.metrics.read_bytes().split(b"\n")[:-1]
         try:
-            return [json.loads(line) for line in lines]
+            records = [json.loads(line) for line in lines]
         except (ValueError, RecursionError) as error:
             raise RunError(f"{self.metrics} is damaged: {error}") from error
+        for number, record in enumerate(records, 1):
+            if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
+                raise RunError(f"{self.metrics} is damaged: line {number}: epoch is no whole number")
+        return records
 
     def read_environment(self) -> dict[str, Any] | None:
         """What environment.json says; None where there is none."""

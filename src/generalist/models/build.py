@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from generalist.core import random
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Options
+from generalist.core.registry import is_import_path, unknown_name
 from generalist.models.normalize import Normalized, NormalizeOptions
 from generalist.models.registry import MODELS, ModelFactory
 from generalist.models.zoo import PREFIX, timm_factory
@@ -38,6 +39,8 @@ class ModelOptions(Options):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.width is not None and self.name != "small":
+            if self.name not in MODELS.names() and not is_import_path(self.name) and not self.name.startswith(PREFIX):
+                raise ValueError(unknown_name("model", self.name, MODELS.names()))
             raise ValueError(
                 f"`width` belongs to the model `small`: remove it for {self.name!r}, as in --set 'model={{name: NAME}}'"
             )

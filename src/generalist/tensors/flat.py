@@ -20,6 +20,9 @@ _ALIGNMENT_BYTES = 128
 
 COUNTER = "num_batches_tracked"
 
+_ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
+_ORDINARY |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -111,6 +114,9 @@ class Flat:
             raise GeneralistError(
                 f"the weights do not fit this architecture: {'missing' if missing else 'unexpected'} tensor {name!r}"
             )
+        for name, tensor in state.items():
+            if tensor.dtype not in _ORDINARY:
+                raise GeneralistError(f"the weights are damaged: {name!r} holds {tensor.dtype}")
         for slot in self.slots:
             if slot.name not in expected:
                 continue

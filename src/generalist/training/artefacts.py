@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,11 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
 
     A learner that the other run does not have starts from its global learner.
     """
-    run, epoch = split_run_name(text)
+    return files_of(*split_run_name(text), names)
+
+
+def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict[str, Path]:
+    """The same of a run that is known, of this epoch or of its last snapshot."""
     epochs = [e for e in run.snapshot_epochs() if (run.snapshots / str(e) / f"{GLOBAL}.safetensors").is_file()]
     if epoch is not None and epoch not in epochs:
         kept = ", ".join(map(str, epochs)) or "none"
@@ -122,6 +126,16 @@ def artefact_file(text: str, subject: str) -> Path:
     if wanted not in files:
         raise RunError(f"{source} keeps no {wanted!r}; say global or the name of one of its learners")
     return files[wanted]
+
+
+def weights_of(source: str, learners: Sequence[Learner], locate: Callable[[str], str]) -> dict[str, Tensor]:
+    """The weights that an objective asks for: of a learner beside it (`#NAME`), or of an earlier stage or run."""
+    for learner in learners:
+        if source == f"#{learner.name}":
+            return learner.flat.state_dict()
+        if source == f"#{learner.name}{AVERAGE}" and learner.average:
+            return learner.flat.state_dict(learner.average.vector, learner.average.counters)
+    return load_weights(artefact_file(locate(source), GLOBAL))[0]
 
 
 @torch.no_grad()

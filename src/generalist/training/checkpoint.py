@@ -153,6 +153,16 @@ def _read(path: Path) -> Checkpoint:
         raise RunError(f"{path} cannot be read: {type(error).__name__}") from error
     if not isinstance(values, dict) or not isinstance(tensors, dict):
         raise RunError(f"{path} cannot be read: not a checkpoint")
-    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+    if not all(isinstance(name, str) and _is_plain(tensor) for name, tensor in tensors.items()):
         raise RunError(f"{path} cannot be read: not a checkpoint")
     return Checkpoint(tensors=tensors, values=values)
+
+
+def _is_plain(tensor: object) -> bool:
+    """Whether it is what checkpoints hold; others fail, or are no numbers of ours, when they are copied."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_complex()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from generalist._version import __version__
 from generalist.core.distributed import Group
 from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import clear_write_errors
-from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
+from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.tensors.state import restore, under
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import artefact_file, load_weights, save_snapshot, save_weights, start_from, unseen
+from generalist.training.artefacts import load_weights, save_snapshot, save_weights, start_from, unseen, weights_of
 from generalist.training.build import build_engine, build_learners, with_extra
 from generalist.training.engine import diverged
 from generalist.training.global_learner import GlobalLearner
@@ -82,7 +82,7 @@ class Trainer:
             self.train_images,
             self.train_index,
             device=device,
-            artefact=self._artefact,
+            artefact=lambda source: weights_of(source, self.learners, locate),
             validation=(self.validator.images, held),
             trust_code=trust_code,
             parallel=self.parallel,
@@ -115,21 +115,20 @@ class Trainer:
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from other weights than fresh ones."""
         gammas = self.job.gammas_at(self.job.train.start_epoch)
-        for about in start_from(files, self.learners, self.global_learner, gammas):
-            self.unseen = self.unseen & unseen(about, self.data, self.held_out)
+        self._note_leaks(start_from(files, self.learners, self.global_learner, gammas))
         self.global_learner.divide()
-        if self.unseen != self.held_out:
+
+    def check_source(self, file: Path) -> None:
+        """Weights that an objective is going to ask for must fit, and may have seen images that are held out here."""
+        state, about = load_weights(file)
+        self.learners[0].flat.read(state)
+        self._note_leaks([about])
+
+    def _note_leaks(self, abouts: Sequence[dict[str, Any]]) -> None:
+        self.unseen = self.unseen.intersection(*(unseen(about, self.data, self.held_out) for about in abouts))
+        if self.unseen != self.held_out and LEAKED not in self.warnings:
             self.warnings.append(LEAKED)
             self.listener.say(f"warning: {LEAKED}")
-
-    def _artefact(self, source: str) -> dict[str, Tensor]:
-        """The weights that an objective asks for: of a learner here, or of an earlier stage or run."""
-        for learner in self.learners:
-            if source == f"#{learner.name}":
-                return learner.flat.state_dict()
-            if source == f"#{learner.name}{AVERAGE}" and learner.average:
-                return learner.flat.state_dict(learner.average.vector, learner.average.counters)
-        return load_weights(artefact_file(self.locate(source), GLOBAL))[0]
 
     def _batches(self, epoch: int) -> list[Tensor]:
         train, extra = self.job.train, self.job.data.extra

@@ -6,7 +6,7 @@ field says how; a recipe's `style` sets a whole column at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -140,7 +140,8 @@ class TrainOptions(Options):
     """Passes over the training images."""
 
     start_epoch: int = Field(default=0, ge=0, le=1_000_000)
-    """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76."""
+    """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76. A
+    snapshot is from before the redistribution of its epoch: `--from RUN@75#global` starts from after it."""
 
     batch_size: int = Field(default=128, ge=1, le=1_000_000)
     """Images an iteration."""
@@ -304,7 +305,8 @@ class Job(Options):
                 f"mixing.redistribution.every: {first.kind!r} alone would restart from the one network that it has "
                 "chosen among many; leave it out, or set it to 0"
             )
-        if redistribution.start_epoch is not None and redistribution.start_epoch > epochs:
+        never = redistribution.every == 0
+        if redistribution.start_epoch is not None and redistribution.start_epoch > epochs and not never:
             raise ValueError(
                 f"mixing.redistribution.start_epoch: {redistribution.start_epoch} lies beyond the end "
                 f"({epochs} epochs); lower it, or set mixing.redistribution.every to 0"
@@ -316,7 +318,10 @@ class Job(Options):
         for i, learner in enumerate(self.learners):
             if any(value < 0 for value in learner.schedule.values):
                 raise ValueError(f"learners.{i}.schedule: a negative learning rate; make every value >= 0")
-            _check_within(f"learners.{i}.schedule", learner.schedule, epochs)
+            for field, schedule in _schedules_in(learner, f"learners.{i}"):
+                _check_within(field, schedule, epochs)
+        if self.validation.rule == "robust" and not self.threats():
+            raise ValueError("validation.rule: robust, but there is no threat to be robust against; choose natural")
 
     def threats(self) -> list[ThreatOptions]:
         """The threat models that validation measures: those asked for, or the learners' own, each once."""
@@ -357,6 +362,15 @@ class Job(Options):
         even = 1 / (len(names) - 1)
         shares = mixing.shares or dict.fromkeys(names, even)
         return [gamma if i == lead else (1 - gamma) * shares.get(name, 0.0) for i, name in enumerate(names)]
+
+
+def _schedules_in(options: Options, field: str) -> Iterator[tuple[str, Schedule]]:
+    """Every schedule in there, and in the options that these options have, by its field."""
+    for name, value in options:
+        if isinstance(value, Schedule):
+            yield f"{field}.{name}", value
+        elif isinstance(value, Options):
+            yield from _schedules_in(value, f"{field}.{name}")
 
 
 def _check_within(field: str, schedule: Schedule, epochs: int) -> None:

@@ -6,7 +6,9 @@ from generalist.training.checkpoint import Best
 from generalist.training.options import Job
 
 TEST_SELECTION = "model selected on the test set: these accuracies are optimistic (validation.split: test)"
-LEAKED = "the run that this one starts from was trained on images held out here: their accuracies are optimistic"
+LEAKED = (
+    "a run that this one starts or learns from has trained on images held out here: their accuracies are optimistic"
+)
 BELOW = "no epoch has the natural accuracy of validation.min_natural: the best is the one that comes nearest"
 
 

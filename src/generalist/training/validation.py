@@ -180,7 +180,8 @@ class Validator:
             if own is not None and own.threat == threat:
                 task_logits = logits
         if own is not None and own.threat is not None and own.threat not in [threat for threat, _ in self.threats]:
-            task_logits = self._attacked(flat, batch, own.threat, own.options.attack)
+            attack = own.view.attack.model_copy(update={"batchnorm": "eval"})  # no matter which images share a batch
+            task_logits = self._attacked(flat, batch, own.threat, attack)
         losses = F.cross_entropy(task_logits, batch.y, reduction="none")
         tally.loss += losses.sum().item()
         tally.clipped += losses.clamp(0, 1).sum().item()
