@@ -118,7 +118,11 @@ ROWS = [
     written("a learner's name that climbs", two_learners("linf", "../../up"), "learners.1.name"),
     changed("a model in a learner", "learners.1.model={name: small}", says=("learners.1", "share one architecture")),
     changed("an unknown objective", "learners.0.objective=tradse", says=("learners.0.objective", "'trades'")),
-    changed("a misspelt model with a width", "model={name: smal, width: 4}", says="unknown model 'smal'; did you mean 'small'?"),
+    changed(
+        "a misspelt model with a width",
+        "model={name: smal, width: 4}",
+        says="unknown model 'smal'; did you mean 'small'?",
+    ),
     changed("an unknown lead", "mixing.lead=l2", says=("no learner 'l2'", "linf, natural")),
     changed("the lead without a learning rate", "learners.0.optimizer={}", says=("learners.0.optimizer.lr", "0.01")),
     changed("gamma above 1", "mixing.gamma=1.5", says=("mixing.gamma: 1.5", "outside [0, 1]")),
