@@ -28,14 +28,12 @@ from generalist.comparison_rows import (
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
-from generalist.evaluation.identity import weights_checksum
 from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
 from generalist.recipe import load_recipe, stage_recipe
 from generalist.shift_figures import shift_figures
-from generalist.training.artefacts import load_weights
-from generalist.weights import network_of, weights_file
+from generalist.weights import checksum_of
 
 AUTOATTACK = "aa"
 
@@ -87,7 +85,9 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
     own_threats = (str(threat) for learner in recipe.learners for threat in learner.threats())
     against = ", ".join(dict.fromkeys(own_threats))
-    current = {subject: _weights_now(directory, subject, trust_code) for subject in {what.subject for what in groups}}
+    current = {
+        subject: checksum_of(run, subject, trust_code=trust_code) for subject in {what.subject for what in groups}
+    }
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
@@ -107,16 +107,6 @@ def _target(summary: dict[str, Any]) -> Target:
     known = identity if isinstance(identity, dict) else {}
     texts = (summary.get("subject", "model"), summary.get("split", ""), known.get("weights", ""), known.get("data", ""))
     return Target(*map(str, texts))
-
-
-def _weights_now(run: RunDirectory, subject: str, trust_code: bool) -> str | None:
-    """The checksum of the run's weights of that name; None where it has none, or they cannot be read as they are."""
-    try:
-        file = weights_file(run.path, subject)
-        state, about = load_weights(file)
-        return weights_checksum(network_of(state, about, file, trust_code=trust_code))
-    except GeneralistError:
-        return None
 
 
 def _apart(what: Target, own: bool, others: Iterable[Target], current: str | None) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from generalist.core.errors import RunError
+from generalist.core.errors import GeneralistError, RunError
 from generalist.core.options import first_problem
 from generalist.core.run import RunDirectory
+from generalist.evaluation.identity import weights_checksum
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import files_of
+from generalist.training.artefacts import files_of, load_weights
 
 GLOBALS = ("best", "last")
 """What `which` may name of the global learner beside those of snapshots."""
@@ -75,3 +76,12 @@ def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path
     flat = Flat(model)
     flat.load(*flat.read(state))
     return model
+
+
+def checksum_of(run: Path, which: str, *, trust_code: bool) -> str | None:
+    """That of the weights which an evaluation of them keeps; None where there are none, or they cannot be read."""
+    try:
+        file = weights_file(run, which)
+        return weights_checksum(network_of(*load_weights(file), file, trust_code=trust_code))
+    except GeneralistError:
+        return None
