@@ -83,11 +83,9 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
     stages = [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages]
     epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
-    own_threats = (str(threat) for learner in recipe.learners for threat in learner.threats())
-    against = ", ".join(dict.fromkeys(own_threats))
-    current = {
-        subject: checksum_of(run, subject, trust_code=trust_code) for subject in {what.subject for what in groups}
-    }
+    against = ", ".join(dict.fromkeys(str(threat) for learner in recipe.learners for threat in learner.threats()))
+    subjects = {what.subject for what in groups}
+    current = {subject: checksum_of(run, subject, trust_code=trust_code) for subject in subjects}
     rows = []
     for what, summaries in groups.items():
         own = not what.split or what.split.removesuffix("-test").removesuffix("-train") == recipe.data.name
