@@ -186,9 +186,10 @@ class Trainer:
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
         """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
-        if self.device.type == "cpu" or self.step % 50 == 0:
+        ended = self.step % self.steps_per_epoch == 0
+        if self.device.type == "cpu" or self.step % 50 == 0 or ended:  # an epoch's time is that of the device's work
             self.engine.check_finite()
-        if self.step % self.steps_per_epoch == 0:
+        if ended:
             return  # the epoch's end comes first: whoever resumes from a checkpoint here would leave it out
         received, old = self._agree(request)
         self._answer(received, epoch)
