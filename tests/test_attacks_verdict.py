@@ -13,6 +13,7 @@ from generalist.attacks.fgsm import FGSM
 from generalist.attacks.pgd_attack import PGD
 from generalist.attacks.threats import L1, L2, Linf, Threat
 from generalist.core import random
+from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
 THREATS = {"linf": Linf(0.1), "l2": L2(0.6), "l1": L1(1.5)}
@@ -71,3 +72,12 @@ def test_what_is_inside_stays_as_it_is(threat) -> None:
         x = batch.x.clone()
         x[1, 0, 0, 0] = bad
         assert torch.equal(verdict(Plane(), batch, x, threat=Linf(1.0)).x, batch.x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_images_in_half_precision_are_refused(dtype: torch.dtype) -> None:
+    """They round by more than a hair: every success lay outside of its ball, and a model looked robust."""
+    batch = grey(2, 8)
+    batch = Batch(x=batch.x.to(dtype), y=batch.y, index=batch.index)
+    with pytest.raises(GeneralistError, match=f"float32 or float64, not {dtype}"):
+        FGSM().run(Plane(), batch, threat=Linf(0.1), seed=0)

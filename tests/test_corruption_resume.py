@@ -157,6 +157,10 @@ def damaged(line: int, change: Callable[[str], str]) -> Callable[[list[str]], No
             damaged(2, lambda line: '{"what": "fog/1", "batch": 0, "right": 5, "answers": 4, "flips": 0}\n'),
             "no more can",
         ),
+        (
+            damaged(2, lambda line: '{"what": "fog/1", "batch": 0, "right": 0, "answers": 0, "flips": 0}\n'),
+            "no more can",
+        ),
         (damaged(2, lambda line: '{"what": "fog/1", "batch": -1, "right": 1, "answers": 4, "flips": 0}\n'), "-1 is no"),
         (
             damaged(2, lambda line: '{"what": "fog/1", "batch": 0, "right": true, "answers": 4, "flips": 0}\n'),

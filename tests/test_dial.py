@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -417,6 +418,14 @@ def test_suggestions_by_hand(wish: dict[str, float], share: float, granted: bool
     assert found.text.startswith("the most" if granted else "no point of this curve has")
 
 
+def test_what_was_asked_for_to_the_digit_is_granted() -> None:
+    """99.9 / 100 is a little more than 999 / 1000."""
+    for tenth in range(1001):
+        have = point(1, tenth / 1000, 0.1)
+        assert suggest([have], Wish(natural_at_least=(tenth / 10) / 100)).granted
+        assert not suggest([have], Wish(natural_at_least=min(1, tenth / 1000 + 1e-6))).granted or tenth == 1000
+
+
 def test_a_suggestion_says_what_it_found() -> None:
     text = suggest(TABLE, Wish(natural_at_least=0.89)).text
     assert text == (
@@ -619,6 +628,36 @@ def test_a_damaged_curve_is_refused(text: str, spare: RunDirectory) -> None:
     write_text(spare.path / "mix" / "curve.json", text)
     with pytest.raises(RunError, match="is damaged"):
         dial.read_curve(spare)
+
+
+def _untested(raw: dict[str, Any]) -> None:
+    raw["points"][0]["test"] = None
+
+
+def _less_tested(raw: dict[str, Any]) -> None:
+    for point in raw["points"]:
+        del point["test"]["natural"]
+
+
+def _of_others(raw: dict[str, Any]) -> None:
+    raw["own_gamma"] = {"linf": 0.5, "l2": 0.5}
+
+
+def _more_than_all(raw: dict[str, Any]) -> None:
+    raw["points"][0]["validation"]["natural"]["correct"] = 10**6
+
+
+@pytest.mark.parametrize("damage", [_untested, _less_tested, _of_others, _more_than_all])
+def test_a_curve_that_contradicts_itself_is_refused(damage: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    run, _ = tiny_run(tmp_path / "run", tiny_recipe(train={"epochs": 1}))
+    dial.curve(run, 2, test=True, data=TINY_DATA, device="cpu")
+    file = run.path / "mix" / "curve.json"
+    raw = json.loads(file.read_text())
+    dial.read_curve(run)
+    damage(raw)
+    file.write_text(json.dumps(raw))
+    with pytest.raises(RunError, match="is damaged"):
+        dial.read_curve(run)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

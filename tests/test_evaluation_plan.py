@@ -14,7 +14,7 @@ from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.pgd_attack import PGD
 from generalist.core.errors import GeneralistError
 from generalist.evaluation.packing import Feeder, pack
-from generalist.evaluation.plan import PRESETS, make_plan, preset_named
+from generalist.evaluation.plan import CONFIRM, PRESETS, make_plan, preset_named
 from generalist.evaluation.verdicts import Verdicts
 
 AA = ["apgd-ce", "apgd-t", "fab-t", "square"]
@@ -59,6 +59,9 @@ def test_fast_searches_ensembles_in_half_precision_and_confirms() -> None:
         "apgd-ce",
         "apgd-t",
     ]
+    weaker = make_plan([APGD(steps=5), "aa"], [LINF], mode="each", precision="fast")
+    confirmed = [step.attack for step in weaker.steps if step.key in weaker.columns[1].steps and not step.half]
+    assert confirmed == [CONFIRM["apgd-ce"], CONFIRM["apgd-t"]], "no attack of the user's own stands in for them"
     two = make_plan(["apgd-dlr", "square"], [LINF], mode="cascade", precision="fast")
     assert [len(column.steps) for column in two.columns] == [1, 4]
 

@@ -422,6 +422,12 @@ def test_merge_refuses_what_is_not_whole(model: nn.Module, images: ImageSet, tmp
     run(model, images, tmp_path, attacks=("pgd-2",), shard=2, shards=2)
     second = folder / "records-2-of-2.jsonl"
     whole = second.read_bytes()
+    run(model, images, tmp_path / "thirds", attacks=("pgd-2",), shard=2, shards=3)
+    stray = shutil.copy(only(tmp_path / "thirds") / "records-2-of-3.jsonl", folder)
+    with pytest.raises(RunError, match=r"records-2-of-3.jsonl is of another evaluation"):
+        merge_below(folder)
+    Path(stray).unlink()
+    shutil.rmtree(tmp_path / "thirds")
     second.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RunError, match=r"not finished: \d+ samples are left"):
         merge_below(tmp_path)

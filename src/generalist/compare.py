@@ -189,7 +189,7 @@ def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
 
 def _cell(entry: Any, path: Path) -> Cell:
     correct, total = (entry.get(key) if isinstance(entry, dict) else None for key in ("correct", "total"))
-    if type(correct) is not int or type(total) is not int or not 0 <= correct <= total or total == 0:
+    if type(correct) is not int or type(total) is not int or not 0 <= correct <= total or not 0 < total < 2**53:
         raise RunError(f"{path} is damaged: {str(entry)[:80]!r} is no accuracy; evaluate again")
     accuracy = Accuracy(correct, total)
     low, high = accuracy.interval

@@ -62,6 +62,8 @@ def verdict(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Fo
     Where an image has left the ball or the box, or is nan, the original takes its place: no attack earns a success by
     leaving its threat model. One that lies outside by rounding alone is drawn back first: its success is one.
     """
+    if batch.x.dtype in (torch.float16, torch.bfloat16):  # their rounding alone leaves the ball, and no success is one
+        raise GeneralistError(f"attacks need images in float32 or float64, not {batch.x.dtype}: give batch.x.float()")
     x = _drawn_back(x, batch.x, threat)
     inside = threat.norm((x - batch.x).double()) <= _limit(threat)
     rows = x.flatten(1)

@@ -13,7 +13,7 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.files import write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
-from generalist.dial.learners import Learners, learners_of
+from generalist.dial.learners import ROUNDING, Learners, learners_of
 from generalist.dial.turning import Dial, Kind, Statistics, check_statistics
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.training.mixing_options import Source
@@ -45,6 +45,12 @@ class Measured(Options):
 
     interval: tuple[float, float]
     """Wilson's 95% interval of that share."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.correct > self.total:
+            raise ValueError(f"of {self.total} images {self.correct} cannot be right")
+        return self
 
     @classmethod
     def of(cls, accuracy: Accuracy) -> Self:
@@ -92,7 +98,8 @@ class Wish(Options):
     def shortfall(self, point: Point) -> float:
         """By how much a point misses it, summed over both; 0 where it is granted."""
         wanted = ((self.natural_at_least, point.natural), (self.robust_at_least, point.robust))
-        return sum(max(0.0, least - value) for least, value in wanted if least is not None)
+        missed = [least - value for least, value in wanted if least is not None]
+        return sum(miss for miss in missed if miss > ROUNDING)  # 99.9 / 100 is more than 999 / 1000
 
     def __str__(self) -> str:
         wanted = (("natural", self.natural_at_least), ("robust", self.robust_at_least))
@@ -150,10 +157,13 @@ class Curve(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = {tuple(point.gamma) for point in self.points}
+        names = {tuple(self.own_gamma), *(tuple(point.gamma) for point in self.points)}
         columns = {tuple(point.validation) for point in self.points}
+        tested = {tuple(point.test) if point.test is not None else None for point in self.points}
         if len(names) != 1 or len(columns) != 1 or NATURAL not in self.points[0].validation:
-            raise ValueError("points: all must have the same learners and accuracies, natural among them")
+            raise ValueError("points: all must have the run's learners and the same accuracies, natural among them")
+        if tested not in ({None}, columns):
+            raise ValueError("points: all or none must have been tested, in what they were validated in")
         return self
 
 

@@ -48,7 +48,7 @@ class Counts:
     def add_line(self, line: Any) -> None:
         """What an earlier process has written."""
         right, answers, flips = (whole_number(line[name]) for name in ("right", "answers", "flips"))
-        if max(right, flips) > answers:
+        if answers < 1 or max(right, flips) > answers:
             raise ValueError(f"of {answers} answers no more can be right or flip")
         self._found[str(line["what"]), whole_number(line["batch"])] = Count(right, answers, flips)
 

@@ -50,15 +50,16 @@ def read_shards(folder: Path) -> tuple[Header, Verdicts]:
     files = shard_files(folder)
     if not files:
         raise RunError(f"{folder} has no records to merge: evaluate with --shards i/n first")
-    headers = {shard: _header(path) for (shard, _), path in files.items()}
+    headers = {part: _header(path) for part, path in files.items()}
     first = headers[min(headers)]
-    if missing := set(range(1, first.shards + 1)) - headers.keys():
+    for part, path in files.items():
+        if part[1] != first.shards or headers[part].shared() != first.shared():
+            raise RunError(f"{path} is of another evaluation ({difference(first, headers[part])}): remove it")
+    if missing := set(range(1, first.shards + 1)) - {shard for shard, _ in files}:
         raise RunError(f"{folder} lacks shard {min(missing)}/{first.shards}: evaluate it, or copy its records here")
     _check_size(folder, first, files.values())
     verdicts = Verdicts(first.whole_index(), first.rounds)
-    for (shard, _), path in files.items():
-        if headers[shard].shared() != first.shared():
-            raise RunError(f"{path} is of another evaluation ({difference(first, headers[shard])}): remove it")
+    for path in files.values():
         read_records(path, verdicts)
     return first, verdicts
 

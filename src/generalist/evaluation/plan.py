@@ -128,7 +128,7 @@ def make_plan(
     steps: dict[str, Step] = {}
     columns = []
     for threat in dict.fromkeys(threats):
-        parts = _labelled(chosen, threat.build())
+        parts = _labelled(chosen, threat.build(), precision=precision)
         _check_norm(threat, parts)
         for name, members in _members(threat, parts, mode=mode, precision=precision).items():
             steps |= {step.key: step for step in members if step.key not in steps}
@@ -192,9 +192,12 @@ def _by_name(attacks: Sequence[str | Attack | AutoAttack]) -> dict[str, Attack |
     return chosen
 
 
-def _labelled(chosen: Mapping[str, Attack | AutoAttack], threat: Threat) -> dict[str, dict[str, Attack]]:
-    """The plain attacks of each by label; equal ones have equal labels, whichever ensemble they are part of."""
-    known: dict[str, Attack] = {}
+def _labelled(
+    chosen: Mapping[str, Attack | AutoAttack], threat: Threat, *, precision: Precision
+) -> dict[str, dict[str, Attack]]:
+    """The plain attacks of each by label; equal ones have equal labels, whichever ensemble they are part of. The names
+    of what confirms a fast search are for nothing else."""
+    known: dict[str, Attack] = {} if precision == "default" else dict(CONFIRM)
     return {
         name: {_label(part, name, known): part for part in _plain(attack, threat)} for name, attack in chosen.items()
     }

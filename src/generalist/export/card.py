@@ -184,7 +184,9 @@ def _corrupted(folder: Path) -> list[str]:
     try:
         found = json.loads(path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"")["corruptions"]
         mean, source = (float(found["mean"]), str(found["source"])) if found is not None else (None, "")
-    except (ValueError, KeyError, TypeError, RecursionError):
+        if mean is not None and not 0 <= mean <= 1:
+            raise ValueError("a mean of accuracies lies between 0 and 1")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise RunError(f"{path} is damaged; evaluate again") from None
     return [] if mean is None else [f"Mean accuracy on corrupted images ({escaped(source)}): {100 * mean:.2f}%."]
 

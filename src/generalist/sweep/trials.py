@@ -82,6 +82,7 @@ def rows(shared: Shared) -> list[Row]:
 def _row(sweep: Sweep, number: int, tries: list[FrozenTrial]) -> Row:
     latest = tries[-1]
     attributes = latest.user_attrs
+    measures = attributes.get("measures")
     state = cast(State, {"FAIL": "failed"}.get(latest.state.name, latest.state.name.lower()))
     if state == "failed" and ERROR not in attributes:
         state = "waiting"  # lost: the next worker that asks will get it
@@ -90,7 +91,7 @@ def _row(sweep: Sweep, number: int, tries: list[FrozenTrial]) -> Row:
         state=state,
         choice=_choice(sweep, number, tries),
         values=tuple(latest.values) if state == "complete" and latest.values is not None else None,
-        measures=attributes.get("measures", {}),
+        measures=measures if isinstance(measures, dict) else {},
         epoch=attributes.get("epoch"),
         worker=str(attributes.get(WORKER, "")),
         error=str(attributes.get(ERROR, "")),
