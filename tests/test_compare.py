@@ -128,6 +128,10 @@ def test_unions_over_other_threats_are_never_in_one_column(tmp_path: Path) -> No
     weak, strong = f"{UNION_WORST} of linf:8/255, l2:128/255", f"{UNION_WORST} of linf:0.18, l2:0.7"
     assert not {UNION_MEAN, UNION_WORST} & set(found.columns) and {weak, strong} <= set(found.columns)
     assert [row.cells.keys() & {weak, strong} for row in found.rows] == [{weak}, {strong}, {strong}]
+    with_union(runs[1], "b", ["l2:128/255", "linf:8/255"], 60, 0.7)
+    both = compare(runs[1:])  # one run has both sets of threats, the other one of them
+    assert [row.cells.keys() & {weak, strong} for row in both.rows] == [{weak, strong}, {strong}]
+    assert UNION_WORST not in both.columns
 
 
 def test_a_run_keeps_the_unions_of_all_its_evaluations(tmp_path: Path) -> None:

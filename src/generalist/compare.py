@@ -24,6 +24,9 @@ from generalist.comparison_rows import (
     UNION_WORST,
     Cell,
     Row,
+    in_full,
+    of_several,
+    unions_apart,
 )
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
@@ -137,26 +140,8 @@ def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
             key, rank = (column, cell.of), (strong, cell.samples or 0, -cell.value)
             if key not in cells or rank > ranks[key]:
                 cells[key], ranks[key] = cell, rank
-    several = _several(cells)
-    return {_full(column, of) if column in several else column: cell for (column, of), cell in cells.items()}
-
-
-def _several(keys: Iterable[tuple[str, str]]) -> set[str]:
-    """The unions that are over more than one set of threats."""
-    known = {(column, of) for column, of in keys if of}
-    columns = [column for column, _ in known]
-    return {column for column in columns if columns.count(column) > 1}
-
-
-def _full(column: str, of: str) -> str:
-    return f"{column} of {of}" if of else column
-
-
-def parts_of(column: str) -> tuple[str, str]:
-    """The attack and the threat of a column, or the union and its threats; the second may be empty."""
-    union = column.startswith((UNION_MEAN, UNION_WORST))
-    first, _, second = column.partition(" of " if union else "/")
-    return first, second
+    several = of_several(cells)
+    return {in_full(column, of) if column in several else column: cell for (column, of), cell in cells.items()}
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -327,11 +312,7 @@ class Comparison:
 
 def side_by_side(rows: Sequence[Row]) -> Comparison:
     """These rows, with a column for whatever any of ours has; unions over other threats are columns of their own."""
-    several = _several((column, cell.of) for row in rows for column, cell in row.cells.items())
-    apart = [
-        replace(row, cells={_full(c, cell.of) if c in several else c: cell for c, cell in row.cells.items()})
-        for row in rows
-    ]
+    apart = unions_apart(rows)
     return Comparison(apart, ranked(column for row in apart if row.source == OURS for column in row.cells))
 
 
@@ -365,7 +346,7 @@ def compare(
     named_paths = zip(paths, run_names(paths), strict=True)
     ours = [row for path, name in named_paths for row in rows_of(path, name=name, trust_code=trust_code)]
     if seeds:
-        ours = over_seeds(ours)
+        ours = over_seeds(unions_apart(ours))
     rows: list[Row] = []
     for i, row in enumerate(ours):
         rows.append(row)

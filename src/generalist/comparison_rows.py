@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 UNION_MEAN, UNION_WORST = "union (mean)", "union (worst case)"
@@ -78,3 +79,34 @@ class Row:
         """On how many its figures were measured, as in `500` or `100 to 500`; empty where nothing says it."""
         counts = sorted({cell.samples for cell in self.cells.values() if cell.samples})
         return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+# -- unions -----------------------------------------------------------------------------------------------------------
+
+
+def parts_of(column: str) -> tuple[str, str]:
+    """The attack and the threat of a column, or the union and its threats; the second may be empty."""
+    union = column.startswith((UNION_MEAN, UNION_WORST))
+    first, _, second = column.partition(" of " if union else "/")
+    return first, second
+
+
+def of_several(keys: Iterable[tuple[str, str]]) -> set[str]:
+    """The unions that are over more than one set of threats."""
+    columns = [column for column, of in set(keys) if of]
+    return {column for column in columns if columns.count(column) > 1}
+
+
+def in_full(column: str, of: str) -> str:
+    """A union's column with the threats that it is over."""
+    return f"{column} of {of}" if of else column
+
+
+def unions_apart(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each union by its plain name where it is over the same threats in all of them, else by its full one."""
+    bare = [[(parts_of(c)[0] if cell.of else c, cell) for c, cell in row.cells.items()] for row in rows]
+    several = of_several((column, cell.of) for cells in bare for column, cell in cells)
+    return [
+        replace(row, cells={in_full(c, cell.of) if c in several else c: cell for c, cell in cells})
+        for row, cells in zip(rows, bare, strict=True)
+    ]

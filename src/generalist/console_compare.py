@@ -7,7 +7,8 @@ import textwrap
 from rich.markup import escape
 from rich.table import Table
 
-from generalist.compare import Comparison, parts_of
+from generalist.compare import Comparison
+from generalist.comparison_rows import parts_of
 from generalist.comparison_text import NAMES, cells_of, heads
 from generalist.console import console, print_table, width_of
 

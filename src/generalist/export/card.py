@@ -13,8 +13,8 @@ import yaml
 
 from generalist._version import __version__
 from generalist.attacks.threats import ThreatOptions
-from generalist.compare import cells_in, parts_of
-from generalist.comparison_rows import MAX_BYTES, Cell
+from generalist.compare import cells_in
+from generalist.comparison_rows import MAX_BYTES, Cell, parts_of
 from generalist.core.errors import RunError
 from generalist.core.plain_yaml import dump_yaml
 from generalist.core.run import AVERAGE

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from generalist.compare import AUTOATTACK, parts_of, ranked
-from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
+from generalist.compare import AUTOATTACK, ranked
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row, parts_of
 from generalist.report.runs import Network
 from generalist.report.section import names
 

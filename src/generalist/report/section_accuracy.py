@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from generalist.compare import parts_of, ranked, side_by_side
-from generalist.comparison_rows import SHIFT_MEANS, UNION_MEAN, UNION_WORST, Row
+from generalist.compare import ranked, side_by_side
+from generalist.comparison_rows import SHIFT_MEANS, UNION_MEAN, UNION_WORST, Row, parts_of
 from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
 from generalist.paper_figures import published

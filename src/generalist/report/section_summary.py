@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from generalist.compare import AUTOATTACK, parts_of
-from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell
+from generalist.compare import AUTOATTACK
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, parts_of
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.choices import strongest, threats_of
 from generalist.report.drawing import Drawing, series_mark, series_role
