@@ -145,12 +145,14 @@ def test_the_card_has_the_accuracy_on_corrupted_images(run: RunDirectory, tmp_pa
     shutil.copytree(run.path, copy)
     (summary,) = copy.glob("evaluation/*/summary.json")
     shift = summary.parent / "corruptions.json"
-    shift.write_text(json.dumps({"corruptions": {"mean": 0.625, "source": "generated | here"}}))
+    fog = {"fog": {"mean": 0.625, "severities": {"1": {"correct": 5, "total": 8}}}}
+    found = {"mean": 0.625, "source": "generated | here", "generated": True, "corruptions": fog}
+    shift.write_text(json.dumps({"corruptions": found}))
     _, page = card_parts(export_model(copy, to="hub-folder", force=True).path)
     assert r"Mean accuracy on corrupted images (generated \| here): 62.50%." in page
     shift.write_text(json.dumps({"corruptions": None}))
     assert "corrupted" not in card_parts(export_model(copy, to="hub-folder", force=True).path)[1]
-    for text in ("{", "[]", '{"corruptions": {"mean": "x"}}'):
+    for text in ("{", "[]", '{"corruptions": {"mean": "x"}}', json.dumps({"corruptions": {**found, "mean": 7}})):
         shift.write_text(text)
         with pytest.raises(GeneralistError, match=r"corruptions.json is damaged"):
             export_model(copy, to="hub-folder", force=True)

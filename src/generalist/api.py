@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -24,6 +23,7 @@ from generalist.data.options import DataOptions, load_splits
 from generalist.data.sets import Images, from_arrays
 from generalist.data.split import subset
 from generalist.evaluation import Evaluation, check_classifier, evaluate_model
+from generalist.evaluation.classifier import device_of
 from generalist.evaluation.out_of_distribution import (
     Keep,
     before_shift,
@@ -161,8 +161,7 @@ def evaluate(
     subject, network = _subject(model, which, device, trust_code=trust_code)
     source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
     images, split = source.images, source.split
-    where = next((p.device for p in network.parameters()), torch.device("cpu"))
-    check_classifier(network, images, where)
+    check_classifier(network, images, device_of(network))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     notes = source.notes
@@ -170,31 +169,30 @@ def evaluate(
         changed = _changed(_path_of(model), images) if data is None else ()
         notes = (*notes, *_unfinished(_path_of(model)), *changed)
     place = Place(Path(out), subject, split, resume=resume, notes=notes) if out is not None else None
-    with distributed.current(where):
-        found = evaluate_model(
+    found = evaluate_model(
+        network,
+        images,
+        threats=parsed,
+        attacks=chosen,
+        index=index,
+        options=options,
+        place=place,
+        notes=shift.notes,
+        listener=before_shift(listener, shift),
+    )
+    if shift:
+        keep = Keep(Path(found.summary["directory"]), found.summary["identity"], resume) if place else None
+        found.summary["out_of_distribution"] = measure_shift(
             network,
             images,
-            threats=parsed,
-            attacks=chosen,
+            shift,
             index=index,
-            options=options,
-            place=place,
-            notes=shift.notes,
-            listener=before_shift(listener, shift),
+            seed=seed,
+            batch_size=batch_size or SHIFT_BATCH,
+            keep=keep,
+            after=len(plan.steps),
+            listener=listener,
         )
-        if shift:
-            keep = Keep(Path(found.summary["directory"]), found.summary["identity"], resume) if place else None
-            found.summary["out_of_distribution"] = measure_shift(
-                network,
-                images,
-                shift,
-                index=index,
-                seed=seed,
-                batch_size=batch_size or SHIFT_BATCH,
-                keep=keep,
-                after=len(plan.steps),
-                listener=listener,
-            )
     return found
 
 
@@ -271,7 +269,7 @@ def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor
 def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:
     """The network under evaluation and what to call it."""
     if isinstance(model, nn.Module):
-        own = next((tensor.device.type for tensor in model.parameters()), "cpu")
+        own = device_of(model).type
         if device != "auto" and choose_device(device).type != own:
             raise GeneralistError(f"device {device!r}, but the model is on {own}: move it there, as with model.to(...)")
         return type(model).__name__, model

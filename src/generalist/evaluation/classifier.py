@@ -12,6 +12,11 @@ from generalist.data.sets import Images, ImageSet
 from generalist.models import check_model
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where its parameters are; the CPU for one that has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def check_classifier(model: nn.Module, images: Images, device: torch.device | str) -> None:
     """Refuse a model that does not give these images finite logits, one for each class.
 

@@ -16,6 +16,7 @@ from generalist.core.files import write_json
 from generalist.data.cifar_c import CifarC, CifarP, load_cifar_c, load_cifar_p
 from generalist.data.corruptions import COMMON, CORRUPTIONS, EXTRA, SEQUENCES, corrupt, perturb_sequence
 from generalist.data.sets import Images
+from generalist.evaluation.classifier import device_of
 from generalist.evaluation.corruptions import STABILITY, Listener, evaluate_corruptions, evaluate_perturbations
 from generalist.evaluation.counts import Counts, open_counts
 from generalist.evaluation.identity import fingerprint
@@ -140,7 +141,7 @@ def measure_shift(
         "perturbations": list(shift.perturbations),
         "official": shift.official is not None,
     }
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     here = images.to(device)
     settings: dict[str, Any] = {"index": index, "seed": seed, "batch_size": batch_size}
     found: dict[str, Any] = {"asked": asked, "notes": shift.notes}

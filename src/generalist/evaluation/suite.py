@@ -21,12 +21,13 @@ from generalist.attacks.base import Attack, Found, answers, verdict
 from generalist.attacks.pgd import borrowed
 from generalist.attacks.rounds import class_count
 from generalist.attacks.threats import ThreatOptions
+from generalist.core.distributed import current
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.files import write_json
 from generalist.core.options import Options, first_problem
 from generalist.data.sets import Batch, Images
 from generalist.evaluation.accuracy import NATURAL
-from generalist.evaluation.classifier import AnyPrecision
+from generalist.evaluation.classifier import AnyPrecision, device_of
 from generalist.evaluation.crew import Crew, crew_size
 from generalist.evaluation.directory import check_shards, choose_folder
 from generalist.evaluation.examples import Kept, make_examples, write_examples
@@ -136,14 +137,15 @@ def evaluate_model(
     whole: Ints = np.arange(len(images)) if index is None else index.cpu().numpy().astype(np.int64)
     if options.shards > len(whole):
         raise GeneralistError(f"{len(whole)} images cannot be cut into {options.shards} parts: ask for fewer parts")
-    suite = Suite(model, images, whole, plan, options, listener)
-    header = suite.header(place, notes, chosen=index is not None)
-    folder = choose_folder(place.out, header, resume=place.resume) if place else None
-    verdicts = Verdicts(header.index(), header.rounds)
-    if folder is not None:
-        check_shards(folder, header)
-    with open_records(folder, header, verdicts, resume=bool(place and place.resume)) as recorder:
-        suite.run(verdicts, recorder)
+    with current(device_of(model)):
+        suite = Suite(model, images, whole, plan, options, listener)
+        header = suite.header(place, notes, chosen=index is not None)
+        folder = choose_folder(place.out, header, resume=place.resume) if place else None
+        verdicts = Verdicts(header.index(), header.rounds)
+        if folder is not None:
+            check_shards(folder, header)
+        with open_records(folder, header, verdicts, resume=bool(place and place.resume)) as recorder:
+            suite.run(verdicts, recorder)
     summary = summarise(header, verdicts)
     if folder is not None:
         summary["directory"] = str(folder)
@@ -178,7 +180,7 @@ class Suite:
         if options.precision == "fast" and self.model.dtype != torch.float32:
             raise GeneralistError(f"precision fast is for float32 models, not {self.model.dtype}: use default")
         self.images, self.whole, self.plan, self.options, self.listener = images, whole, plan, options, listener
-        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         # The same images for every shard: what is noticed about the model must not depend on the part.
         few = min(PROBE, options.batch_size or PROBE, len(whole))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -14,15 +13,14 @@ import yaml
 from generalist._version import __version__
 from generalist.attacks.threats import ThreatOptions
 from generalist.compare import cells_in
-from generalist.comparison_rows import MAX_BYTES, Cell, parts_of
-from generalist.core.errors import RunError
+from generalist.comparison_rows import Cell, parts_of
 from generalist.core.plain_yaml import dump_yaml
 from generalist.core.run import AVERAGE
 from generalist.evaluation.accuracy import NATURAL
-from generalist.evaluation.out_of_distribution import FILE as CORRUPTIONS
 from generalist.export.source import Source, Summary
 from generalist.method_names import method_of
 from generalist.recipe import Recipe
+from generalist.shift_figures import read_shift
 from generalist.training.options import LearnerOptions
 
 MOST_CLASSES = 100
@@ -178,17 +176,11 @@ def _attacks(summary: dict[str, Any]) -> list[str]:
 
 def _corrupted(folder: Path) -> list[str]:
     """The mean over corruptions, where the same evaluation measured any."""
-    path = folder / CORRUPTIONS
-    if not path.is_file():
+    shift = read_shift(folder)
+    if shift is None or shift.corruptions is None:
         return []
-    try:
-        found = json.loads(path.read_bytes() if path.stat().st_size <= MAX_BYTES else b"")["corruptions"]
-        mean, source = (float(found["mean"]), str(found["source"])) if found is not None else (None, "")
-        if mean is not None and not 0 <= mean <= 1:
-            raise ValueError("a mean of accuracies lies between 0 and 1")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise RunError(f"{path} is damaged; evaluate again") from None
-    return [] if mean is None else [f"Mean accuracy on corrupted images ({escaped(source)}): {100 * mean:.2f}%."]
+    found = shift.corruptions
+    return [f"Mean accuracy on corrupted images ({escaped(found.source)}): {100 * found.mean:.2f}%."]
 
 
 def _row(name: str, cell: Cell) -> str:

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from generalist.core.errors import SweepError
 from generalist.core.run import GLOBAL, RunDirectory
+from generalist.evaluation.accuracy import NATURAL
 from generalist.recipe import Recipe, stage_recipe
-
-NATURAL = "natural"
 
 
 def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Trainer:
         locate: Callable[[str], str] = str,
         group: Group | None = None,
     ) -> None:
-        self.job, self.directory, self.device, self.locate = job, directory, device, locate
+        self.job, self.directory, self.device = job, directory, device
         self.listener = listener or Listener()
         self.parallel = parallel_for(job, group)
         self.group = self.parallel.group
