@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cli_helpers import run_main
 from torch import Tensor, nn
 from training_helpers import NATURAL, ROBUST, make_trainer, tiny_images, tiny_recipe, tiny_splits, train
 
 from generalist import api
+from generalist import stages as stages_module
 from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import sha256
 from generalist.core.run import RunDirectory
@@ -216,6 +220,100 @@ def test_a_branch_that_lost_its_first_checkpoint_resumes_from_its_source(tmp_pat
     (tmp_path / "broken" / "checkpoints").rmdir()  # as if the disk had been full when the first one was written
     broken = api_train(quick(), tmp_path / "broken", resume=True)
     assert sha256(broken.last) == sha256(whole.last)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def killed_at(step: int) -> Listener:
+    """Leaves no checkpoint, as `kill -9` would."""
+
+    def kill(done: int, total: int) -> None:
+        if done == step:
+            raise KeyboardInterrupt
+
+    return Listener(iteration=kill)
+
+
+@pytest.mark.parametrize("stopped", [4, None])
+def test_a_run_whose_checkpoints_were_removed_does_not_begin_anew(
+    tmp_path: Path, stopped: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It did, over its own metrics.jsonl and best model, and without a word."""
+    out, small = tmp_path / "run", {"name": "small", "width": 2}
+    recipe = quick(learners=[NATURAL], data={"name": "digits"}, model=small, train={"epochs": 2, "batch_size": 400})
+    with pytest.raises(InterruptedRunError) if stopped else nullcontext():
+        api.train(recipe, out=out, device="cpu", listener=stop_at(stopped) if stopped else None)
+    shutil.rmtree(out / "checkpoints")
+    before = contents(out)
+    assert {"metrics.jsonl", "model.safetensors"} <= before.keys()
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    for named in ([str(tmp_path / "recipe.yaml"), "--out", str(out)], [str(out)]):
+        code, _, err = run_main(["train", *named, "--resume", "--device", "cpu"], monkeypatch, capsys)
+        assert code == 2 and err.startswith(f"error: {out} has no checkpoint to go on from") and err.count("\n") == 1
+        assert "put its checkpoints back, or train anew with another --out" in err
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("lost", ["run", "run/stages/one"])
+def test_a_stage_whose_checkpoints_were_removed_does_not_begin_anew(tmp_path: Path, lost: str) -> None:
+    """Nor does another stage go on before that is found out."""
+    recipe = tiny_recipe([NATURAL], stages=[{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two"}])
+    api_train(recipe, tmp_path / "run")
+    shutil.rmtree(tmp_path / lost / "checkpoints")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=f"{lost} has no checkpoint to go on from"):
+        api_train(recipe, tmp_path / "run", resume=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_run_that_was_killed_before_its_first_due_checkpoint_resumes(tmp_path: Path, step: int) -> None:
+    """In its first epoch, and in its second, when an epoch was logged."""
+    recipe = quick(train={"checkpoint_epochs": 100}, validation={"every": 4})
+    with pytest.raises(KeyboardInterrupt):
+        api_train(recipe, tmp_path / "killed", listener=killed_at(step))
+    assert len(RunDirectory(tmp_path / "killed").read_metrics()) == (step > 3)
+    resumed = api_train(recipe, tmp_path / "killed", resume=True)
+    assert sha256(resumed.last) == sha256(api_train(recipe, tmp_path / "whole").last)
+    assert [record["epoch"] for record in resumed.read_metrics()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stages", [[], [{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two"}]])
+def test_a_run_that_was_killed_before_its_recipe_was_written_can_be_started(
+    tmp_path: Path, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder was neither a new one nor a run. What the start before has noted is forgotten with it."""
+    out = tmp_path / "run"
+    recipe, source = tiny_recipe([NATURAL], stages=stages), api_train(quick(learners=[NATURAL]), tmp_path / "source")
+
+    def killed(path: Path, text: str, original: Any = stages_module.write_text) -> None:
+        if path == out / "recipe.yaml":
+            raise KeyboardInterrupt
+        original(path, text)
+
+    monkeypatch.setattr(stages_module, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        api_train(recipe, out, start=str(source.path))
+    monkeypatch.undo()
+    (out / ".recipe.yaml.77.tmp").write_text("half")
+    first = RunDirectory(out).stage("one") if stages else RunDirectory(out)
+    assert json.loads(first.environment.read_text())["from"] == str(source.path)
+    run = api_train(recipe, out)
+    environment = json.loads(first.environment.read_text())
+    assert environment["from"] is None and "resumed" not in environment
+    assert sha256(run.last) == sha256(api_train(recipe, tmp_path / "whole").last)
+
+
+@pytest.mark.parametrize(("name", "text"), [("environment.json", "{}"), ("notes.txt", "mine"), ("a/b", "mine")])
+def test_a_folder_with_files_of_somebody_else_is_no_new_run(tmp_path: Path, name: str, text: str) -> None:
+    out = tmp_path / "run"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text(text)
+    with pytest.raises(RunError, match="exists already; it is no run: choose another --out"):
+        api_train(quick(), out)
+    assert contents(out) == {name: text.encode()}
 
 
 def test_a_signal_at_the_end_of_a_stage_stops_before_the_next(tmp_path: Path) -> None:

@@ -144,11 +144,14 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_without_a_checkpoint_resume_starts_anew(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1}\n{"half')
-    trainer = make_trainer(plain(), tmp_path)
-    assert not trainer.resume()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model.safetensors", "last.safetensors", "snapshots/2"])
+def test_without_a_checkpoint_resume_starts_anew_unless_something_would_be_lost(tmp_path: Path, name: str) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert not make_trainer(plain(), tmp_path).resume()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).mkdir() if name.startswith("snapshots") else (tmp_path / name).write_text("precious")
+    with pytest.raises(RunError, match=f"no checkpoint to go on from.*replace its {name.split('/')[0]}"):
+        make_trainer(plain(), tmp_path).resume()
 
 
 def test_killed_at_a_random_moment_equals_uninterrupted(tmp_path: Path) -> None:

@@ -159,7 +159,8 @@ def test_a_directory_without_a_run_is_cleared_and_one_with_weights_is_not(tmp_pa
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
 
 
-def test_a_trial_whose_checkpoints_are_all_damaged_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["damaged", "removed"])
+def test_a_trial_whose_checkpoints_are_all_damaged_or_gone_begins_anew(tmp_path: Path, how: str) -> None:
     path = write_sweep(tmp_path, search={LR: {"values": [0.1]}}, set={"train.checkpoint_epochs": 1})
 
     def stop_late(record: dict[str, Any]) -> None:
@@ -170,12 +171,13 @@ def test_a_trial_whose_checkpoints_are_all_damaged_begins_anew(tmp_path: Path) -
         work(path, tmp_path / "out", listener=Listener(epoch=stop_late))
     folder = tmp_path / "out/trials/0000"
     for file in RunDirectory(folder).checkpoints.iterdir():
-        file.write_bytes(b"half")
+        file.write_bytes(b"half") if how == "damaged" else file.unlink()
+    metrics = (folder / "metrics.jsonl").read_bytes()
     seen: list[int] = []
     work(path, tmp_path / "out", listener=Listener(epoch=lambda record: seen.append(record["epoch"])))
     assert seen == [1, 2]
     assert [row.state for row in read_rows(path, tmp_path / "out")] == ["complete"]
-    assert (tmp_path / "out/trials/0000-damaged/recipe.yaml").is_file()
+    assert (tmp_path / "out/trials/0000-damaged/metrics.jsonl").read_bytes() == metrics
 
 
 def test_finished_runs_count_where_the_database_was_lost(tmp_path: Path) -> None:

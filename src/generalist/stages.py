@@ -44,6 +44,8 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust
     run = RunDirectory(Path(out)) if out is not None else _only_run(folder_of(recipe))
     if resume:
         _check_same_recipe(recipe, run.require(), trust_code=trust_code)
+        for part in (run, *(run.stage(stage.name) for stage in recipe.stages)):
+            checkpoints.check_kept(part)
     else:
         _check_free(run)
     return run
@@ -92,7 +94,7 @@ def shared_directory(
 
 
 def _check_free(run: RunDirectory) -> None:
-    if run.path.exists() and (not run.path.is_dir() or any(p.name != ".lock" for p in run.path.iterdir())):
+    if run.path.exists() and not (run.path.is_dir() and run.barely_begun()):
         remedy = "go on with --resume, or choose" if run.exists() else "it is no run: choose"
         raise RunError(f"{run.path} exists already; {remedy} another --out")
 
@@ -340,7 +342,8 @@ def _train_stage(
         if trainer.group.first:
             if not finished:
                 now = describe(built.splits, device, recipe.train.seed)
-                _record_environment(directory, {**now, "parallel": trainer.parallel.describe()}, plan.source)
+                now["parallel"] = trainer.parallel.describe()
+                _record_environment(directory, now, plan.source, resume=resume)
             if directory != run:
                 write_text(directory.recipe, to_yaml(recipe))
             # The whole recipe from the first stage on: --resume compares with it and needs every stage.
@@ -354,17 +357,20 @@ def _train_stage(
             # Weights that another node has drawn or read may differ, if only in their rounding: rank 0's are taken.
             trainer.parallel.as_first(trainer.live_tensors().values())
             trainer.global_learner.restored()
-            if plan.source is not None:
-                trainer.checkpoint()  # from here on, whoever resumes needs the source no more
+            # Before there is anything to lose: whoever resumes needs the source no more, and a run that has results
+            # but no checkpoint is known to have lost it.
+            trainer.checkpoint()
         with tracking.following(recipe, trainer):
             trainer.run(request)
     if finished and not directory.model.is_file():
         raise RunError(f"{directory.model} is gone, and only training has it: train again, with another --out")
 
 
-def _record_environment(run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None) -> None:
+def _record_environment(
+    run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None, *, resume: bool
+) -> None:
     """What the run began on, where its weights came from, and each environment in which it was resumed."""
-    before = run.read_environment()
+    before = run.read_environment() if resume else None  # else it is of a start that was killed before its recipe
     if before is None:
         write_json(run.environment, {**now, "from": source})
     else:

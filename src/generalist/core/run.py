@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ GLOBAL = "global"
 """The global learner's name, where learners have theirs."""
 AVERAGE = ".average"
 """Behind a learner's name: the average of its own weights."""
+
+_WRITTEN_FIRST = r"environment\.json|\.(environment\.json|recipe\.yaml)\.\d+\.tmp"
+_BEGINNING = re.compile(rf"\.lock|{_WRITTEN_FIRST}|stages|stages/[^/]+|stages/[^/]+/({_WRITTEN_FIRST}|recipe\.yaml)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,17 @@ class RunDirectory:
             )
             raise RunError(f"{self.path} is not a run directory ({what})")
         return self
+
+    def barely_begun(self) -> bool:
+        """Whether nothing lies here but what a run leaves that was killed before its recipe was written."""
+        for path in self.path.rglob("*"):
+            if not _BEGINNING.fullmatch(path.relative_to(self.path).as_posix()):
+                return False
+            if path.name == "environment.json":
+                found = RunDirectory(path.parent).read_environment()
+                if found is None or "generalist" not in found:  # somebody else's, of the same name
+                    return False
+        return True
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""

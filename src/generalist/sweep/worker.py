@@ -236,12 +236,14 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
 def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
     """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away.
 
-    A run whose checkpoints are all damaged is set aside: it would refuse every worker, and none would get past it.
+    A run whose checkpoints are all damaged or gone is set aside: it would refuse every worker, and none would get past
+    it.
     """
     run = RunDirectory(folder)
     if run.exists():
         try:
-            load_newest(run, warn=lambda text: None)
+            for part in (run, *map(RunDirectory, sorted(folder.glob("stages/*")))):
+                load_newest(part, warn=lambda text: None)
         except RunError as error:
             aside = next_free(folder.parent, f"{folder.name}-damaged")
             say(f"warning: {error}: begun anew, and what was there is now {aside}")

@@ -118,8 +118,26 @@ def exist(run: RunDirectory) -> bool:
     return bool(_found(run))
 
 
+def check_kept(run: RunDirectory) -> None:
+    """Refuse a run that has results but no checkpoint: it could only begin anew, over them.
+
+    A run has a checkpoint before it has any result, so somebody has taken its checkpoints away.
+    """
+    if exist(run):
+        return
+    results = [path.name for path in (run.model, run.last) if path.is_file()]
+    results += [run.metrics.name] if run.metrics.is_file() and run.metrics.stat().st_size else []
+    results += [f"{run.snapshots.name}/"] if run.snapshot_epochs() else []
+    if results:
+        raise RunError(
+            f"{run.path} has no checkpoint to go on from, and beginning anew would replace its {', '.join(results)}: "
+            "put its checkpoints back, or train anew with another --out"
+        )
+
+
 def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none."""
+    """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where nothing is yet."""
+    check_kept(run)
     paths = _found(run)
     for path in paths:
         try:

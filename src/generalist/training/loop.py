@@ -351,11 +351,10 @@ class Trainer:
         checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
 
     def resume(self) -> bool:
-        """Continue from the newest whole checkpoint; False where there is none."""
+        """Continue from the newest whole checkpoint; False where the run has yet to begin."""
         found = checkpoints.load_newest(self.directory, warn=self.listener.say) if self.group.first else None
         found = self.group.from_first(found)
         if found is None:
-            self._truncate_metrics()
             return False
         values = self._checked(checkpoints.Values.parse(found.values))
         sums = under("sums.", found.tensors)
@@ -386,7 +385,7 @@ class Trainer:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
         if not self.group.first:
             return
-        if not self.directory.metrics.exists():  # nor, perhaps, its directory: a later stage that has yet to begin
+        if not self.directory.metrics.exists():  # a file that is opened to be cut would be made
             self.metrics_bytes = 0
             return
         with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
