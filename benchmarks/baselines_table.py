@@ -15,6 +15,7 @@ from typing import Any
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json, write_text
 from generalist.core.run import RunDirectory
+from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipe
 from generalist.shipped import shipped_names
 from generalist.sweep.measurements import final_measurements
@@ -115,8 +116,12 @@ def rescaled(recipe: Recipe, *, epochs: int, batch_size: int | None = None) -> l
         changes.append(f"train.batch_size={batch_size}")
         changes += [f"{at}.optimizer.lr={lr * times:g}" for at, lr in rates.items() if isinstance(lr, float)]
     shorter = times * recipe.train.epochs / epochs
-    if recipe.mixing.decay and shorter != 1:
-        changes.append(f"mixing.decay={recipe.mixing.decay**shorter:g}")
+    decay = recipe.mixing.decay
+    if shorter != 1:
+        if isinstance(decay, Schedule):
+            changes.append(f"mixing.decay.values={[value**shorter for value in decay.values]}")
+        elif decay:
+            changes.append(f"mixing.decay={decay**shorter:g}")
     return changes
 
 

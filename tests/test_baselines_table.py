@@ -93,6 +93,13 @@ def test_an_average_reaches_as_far_back_in_training(program: ModuleType, words: 
     assert method.resolved.mixing.decay == pytest.approx(0.999**times, abs=1e-6)
 
 
+def test_an_average_that_changes_reaches_as_far_back_at_all_times(table: ModuleType) -> None:
+    decay = "mixing.decay={fractions: [0, 1], values: [0, 0.99]}"
+    recipe = load_recipe("digits-t", overrides=[decay])
+    shorter = load_recipe(recipe, overrides=table.rescaled(recipe, epochs=25))
+    assert shorter.mixing.decay.values == [0, pytest.approx(0.99**2)]
+
+
 def test_a_run_whose_weights_are_gone_is_not_repeated(program: ModuleType, table: ModuleType, tmp_path: Path) -> None:
     assert not table.trained(tmp_path)
     summary = tmp_path / "evaluation" / "one" / "summary.json"

@@ -101,7 +101,8 @@ def test_recorded_iterations_of_two_processes(tmp_path: Path) -> None:
     """With what ranks send while they record and replay; the recording itself is replaced."""
     cases = {}
     for counters in ("copy", "truncate"):
-        recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing={**REDISTRIBUTED, "counters": counters})
+        decay = {"fractions": [0, 1], "values": [0.9, 0.3]}
+        recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing={**REDISTRIBUTED, "counters": counters, "decay": decay})
         train(recipe, tmp_path / counters)
         recorded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "graph"})})
         cases |= {f"{counters}-{layout}": with_parallel(recorded, layout=layout) for layout in ("data", "learners")}

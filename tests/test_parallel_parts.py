@@ -42,10 +42,11 @@ from generalist.training.signals import stop_requests
 
 
 @pytest.mark.parametrize("counters", ["copy", "truncate"])
-def test_shares_add_up_to_the_direct_form(counters: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decay", [0.9, {"fractions": [0, 0.5, 0.5], "values": [0.9, 0.2, 0]}])
+def test_shares_add_up_to_the_direct_form(counters: str, decay: Any, tmp_path: Path) -> None:
     recipe = tiny_recipe(
         [ROBUST, NATURAL, L2],
-        mixing={"counters": counters, "decay": 0.9, "gamma": {"fractions": [0, 1], "values": [0.6, 0.1]}},
+        mixing={"counters": counters, "decay": decay, "gamma": {"fractions": [0, 1], "values": [0.6, 0.1]}},
     )
     trainer = make_trainer(recipe, tmp_path)
     direct, learners = trainer.global_learner, trainer.learners
@@ -63,8 +64,10 @@ def test_shares_add_up_to_the_direct_form(counters: str, tmp_path: Path) -> None
         for a, learner in enumerate(learners):
             learner.flat.vector.mul_(1 + 0.01 * (a + 1)).add_(0.001 * step)
             learner.flat.counters.add_(a + 1)
+        direct.decay.fill_(recipe.mixing.decay_at(step / 4, 4))
         direct.update(learners, gammas)
         for share in shares:
+            share.decay.copy_(direct.decay)
             if counters == "truncate":  # what the others would send
                 owned = set(share.parallel.own)
                 rest = [gammas[a] * learners[a].flat.counters for a in range(3) if a not in owned]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import Discriminator, Tag, model_validator
 
-from generalist.core.options import Number, Options
+from generalist.core.options import Decay, Number, Options
 
 MAX_BREAKPOINTS = 1000
 """More than anybody draws by hand, and few enough to check at once."""
@@ -76,6 +76,8 @@ class Schedule(Options):
         left = bisect_right(positions, position) - 1
         if left + 1 == len(positions):
             return values[left]
+        if values[left] == values[left + 1]:
+            return values[left]  # to the bit: the sum below may round
         width = positions[left + 1] - positions[left]
         share = (position - positions[left]) / width
         return values[left] * (1 - share) + values[left + 1] * share
@@ -83,3 +85,14 @@ class Schedule(Options):
     def breakpoints(self, epochs: int) -> list[float]:
         """The breakpoints in epochs."""
         return [p if self.epochs is not None else p * epochs for p in self.positions]
+
+
+def _form(value: Any) -> str:
+    """Which of the two a `DecaySchedule` is; no word that a field could have, so that errors name the field alone."""
+    return "(schedule)" if isinstance(value, dict | Schedule) else "(number)"
+
+
+DecaySchedule = Annotated[
+    Annotated[Decay, Tag("(number)")] | Annotated[Schedule, Tag("(schedule)")], Discriminator(_form)
+]
+"""The share of the old value that an average keeps: a number, or one that changes during training."""

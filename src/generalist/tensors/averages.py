@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def warm_decay(count: Tensor, decay: float, *, warmup: bool) -> Tensor:
-    """The share of the old average kept at iteration `count`, counted from 0."""
-    full = torch.full_like(count, decay)
+def warm_decay(count: Tensor, decay: float | Tensor, *, warmup: bool) -> Tensor:
+    """The share of the old average kept at iteration `count`, counted from 0; a decay that changes is a tensor."""
+    full = decay if isinstance(decay, Tensor) else torch.full_like(count, decay)
     return torch.minimum(full, (count + 1) / (count + 10)) if warmup else full
 
 

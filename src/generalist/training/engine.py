@@ -65,7 +65,7 @@ class EagerEngine:
         )
 
     def set_progress(self, *, step: int, epoch: int, position: float) -> None:
-        """Put learning rates, gammas and the objectives' own schedules where iteration `step` wants them.
+        """Put learning rates, mixing and the objectives' own schedules where iteration `step` wants them.
 
         `position` is the number of epochs done, fractional.
         """
@@ -76,6 +76,7 @@ class EagerEngine:
         ]
         fill(self.lr, rates)
         fill(self.gammas, self.job.gammas_at(position))
+        self.global_learner.decay.fill_(self.job.mixing.decay_at(position, epochs))
         self.variants = tuple(
             learner.objective.variant(step, epoch) if a in self.parallel.own else self.variants[a]
             for a, learner in enumerate(self.learners)

@@ -14,7 +14,7 @@ from generalist.training.options import lead_index
 
 
 class GlobalLearner:
-    """State: the flat weights, the counters and the number of updates."""
+    """State: the flat weights, the counters and the number of updates. The engine sets `decay` before an iteration."""
 
     def __init__(self, learners: Sequence[Learner], options: MixingOptions) -> None:
         self.options = options
@@ -22,6 +22,7 @@ class GlobalLearner:
         self.vector = learners[0].flat.vector.clone()
         self.counters = learners[0].flat.counters.clone()
         self.count = torch.zeros((), dtype=torch.float64, device=self.vector.device)
+        self.decay = torch.full_like(self.count, options.decay_at(0, 1))
         self._blend = _blend
 
     def compile(self) -> None:
@@ -33,7 +34,7 @@ class GlobalLearner:
         """theta_g <- d theta_g + (1 - d) sum_a gamma_a source_a; `gammas` is a device vector."""
         sources = [learner.source(self.options.source) for learner in learners]
         decay = self._blend(
-            self.vector, [vector for vector, _ in sources], gammas, self.count, self.options.decay, self.options.warmup
+            self.vector, [vector for vector, _ in sources], gammas, self.count, self.decay, self.options.warmup
         )
         if self.options.counters == "truncate":
             mixed = sum((gammas[a] * counters for a, (_, counters) in enumerate(sources)), torch.zeros_like(gammas[0]))
@@ -45,7 +46,7 @@ class GlobalLearner:
     @torch.no_grad()
     def follow(self, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor) -> None:
         """Go with the learners that an epoch's end has moved: redistribution may come before the next iteration."""
-        if self.options.decay == 0:
+        if float(self.decay) == 0:
             self.update(learners, gammas)
             return
         for a, move in moved.items():
@@ -86,7 +87,7 @@ class GlobalLearner:
 
 
 def _blend(
-    vector: Tensor, sources: Sequence[Tensor], gammas: Tensor, count: Tensor, decay: float, warmup: bool
+    vector: Tensor, sources: Sequence[Tensor], gammas: Tensor, count: Tensor, decay: Tensor, warmup: bool
 ) -> Tensor:
     """Move `vector` towards the sources; returns the share of the old one that was kept."""
     kept = warm_decay(count, decay, warmup=warmup)

@@ -49,7 +49,7 @@ class GlobalShare(GlobalLearner):
     @torch.no_grad()
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
         sources = {a: learners[a].source(self.options.source) for a in self.parallel.own}
-        kept = warm_decay(self.count, self.options.decay, warmup=self.options.warmup)
+        kept = warm_decay(self.count, self.decay, warmup=self.options.warmup)
         # Item by item: an index that is a list would be sent from the host, which cannot be recorded.
         weights = [(1 - kept) * gammas[a] for a in sources]
         self._add(self.share, [vector for vector, _ in sources.values()], kept, weights)

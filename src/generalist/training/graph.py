@@ -1,8 +1,9 @@
 """The graph engine: the same iteration, recorded once as a CUDA graph and replayed without host work.
 
 Data, augmentation, attacks, every learner's step, averaging and mixing are in the graph. What changes from one
-iteration to the next (sample indices, learning rates, gammas, step, epoch) lies in device tensors that are refilled
-before each replay. A learner that cannot be recorded takes its step behind each replay, operation by operation.
+iteration to the next (sample indices, learning rates, gammas, decay, step, epoch) lies in device tensors that are
+refilled before each replay. A learner that cannot be recorded takes its step behind each replay, operation by
+operation.
 """
 
 from __future__ import annotations

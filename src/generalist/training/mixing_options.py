@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
-from generalist.core.options import Decay, Fraction, Options
-from generalist.core.schedule import Schedule, whole_epochs
+from generalist.core.options import Fraction, Options
+from generalist.core.schedule import DecaySchedule, Schedule, whole_epochs
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
@@ -86,8 +86,8 @@ class MixingOptions(Options):
     gammas: dict[Name, Schedule] | None = None
     """A schedule of its own for every learner, adding up to 1 at all times; overrides `gamma` and `shares`."""
 
-    decay: Decay = 0.999
-    """d: share of the global learner kept at each iteration."""
+    decay: DecaySchedule = 0.999
+    """d: share of the global learner kept at each iteration, from 0 to below 1; it may change during training."""
 
     warmup: bool = True
     """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
@@ -101,3 +101,14 @@ class MixingOptions(Options):
 
     redistribution: RedistributionOptions = RedistributionOptions()
     """When the learners restart from the global learner."""
+
+    @field_validator("decay")
+    @classmethod
+    def _keeps_a_share(cls, decay: float | Schedule) -> float | Schedule:
+        if isinstance(decay, Schedule) and not all(0 <= value < 1 for value in decay.values):
+            raise ValueError("every value is a share of the global learner that is kept: from 0 to below 1")
+        return decay
+
+    def decay_at(self, epoch: float, epochs: int) -> float:
+        """d after `epoch` (fractional, from 0) of `epochs` epochs, before any warm-up."""
+        return self.decay.at(epoch, epochs) if isinstance(self.decay, Schedule) else self.decay

@@ -315,6 +315,8 @@ class Job(Options):
             raise ValueError(
                 f"train.start_epoch: {self.train.start_epoch} leaves nothing to do of {epochs} epochs; lower it"
             )
+        if isinstance(self.mixing.decay, Schedule):
+            _check_within("mixing.decay", self.mixing.decay, epochs)
         for i, learner in enumerate(self.learners):
             if any(value < 0 for value in learner.schedule.values):
                 raise ValueError(f"learners.{i}.schedule: a negative learning rate; make every value >= 0")
