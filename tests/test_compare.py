@@ -214,6 +214,9 @@ def test_trades_is_named_by_its_beta_and_other_norms_by_theirs() -> None:
     changes = ["learners.0.objective={kind: trades, beta: 1}"]
     assert method_of(load_recipe("digits-at", overrides=changes).learners) == "trades-1"
     assert method_of(load_recipe("digits-at", overrides=["learners.0.threat=l2:0.5"]).learners) == "at (l2)"
+    for around, method in (("at", "generalist-d-nt-linf"), ("trades", "hat+nt")):
+        helped = [f"learners.linf.objective={{kind: hat, teacher: '#natural', around: {around}}}"]
+        assert method_of(load_recipe("digits-d", overrides=helped).learners) == method
     mixed = load_recipe("digits-d", overrides=["learners.0.objective=trades"])
     assert method_of(mixed.learners) == "trades-6+nt"
 

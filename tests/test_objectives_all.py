@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from objectives_toy import make_toy
 from training_helpers import L2, NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 import generalist.objectives as objectives
@@ -33,6 +35,8 @@ def learner(kind: str, ends: list[str], *, wrapped: bool = False) -> dict[str, A
     objective: dict[str, Any] = {"kind": kind}
     if kind == "rmc":
         objective |= {"ends": ends, "points": 2, "statistics": 6}
+    if kind == "hat":
+        objective |= {"teacher": ends[0]}
     adversarial = OBJECTIVES.get(kind).adversarial
     threat = {key: value for key, value in ROBUST.items() if adversarial or key != "threat"}
     return {**threat, "objective": {"kind": "awp", "around": objective, "rho": 0.1} if wrapped else objective}
@@ -40,7 +44,7 @@ def learner(kind: str, ends: list[str], *, wrapped: bool = False) -> dict[str, A
 
 def test_all_of_them_are_here() -> None:
     assert {"nt", "at", "at-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp"} <= set(KINDS)
-    assert {"at-linf-l2", "at-max", "msd", "e-at", "rmc", "ramp", "fast-at"} <= set(KINDS)
+    assert {"at-linf-l2", "at-max", "msd", "e-at", "rmc", "ramp", "fast-at", "hat"} <= set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,6 +84,20 @@ def test_awp_goes_around_it_and_resumes(tmp_path: Path, ends: list[str], kind: s
     assert resumed.resume()
     resumed.run()
     assert torch.equal(resumed.learners[0].flat.vector, whole.learners[0].flat.vector)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("awp", "hat", "rmc")])  # they wrap others
+def test_attacks_each_is_true_of_those_that_hand_out_attacked_images(
+    tmp_path: Path, ends: list[str], kind: str
+) -> None:
+    options = learner(kind, ends)
+    toy = make_toy(options["objective"], tmp_path, scalars={"tau": 0.0}, threat=options.get("threat"))
+    toy.objective.epoch_start(1)
+    progress = replace(toy.progress, variant=toy.objective.variants[0])
+    made = toy.objective.prepare(toy.batch, progress).made
+    images = made.get("adversarial", toy.batch.x)  # iat has some of that name, mixed with others
+    moved = (images - toy.batch.x).flatten(1).norm(dim=1)
+    assert toy.objective.attacks_each == (0 < float(moved.max()) <= 128 / 255)
 
 
 def test_nothing_goes_around_itself() -> None:

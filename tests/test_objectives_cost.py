@@ -13,6 +13,7 @@ import pytest
 import torch
 from objectives_toy import make_toy
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_helpers import ROBUST, tiny_recipe, train
 
 from generalist.objectives import OBJECTIVES
 from generalist.recipe import load_recipe
@@ -86,6 +87,16 @@ def passes(objective: Any, path: Path) -> Passes:
 def test_passes_of_an_iteration(tmp_path: Path, objective: Any, forward: int, images: int, weights: int) -> None:
     found = passes(objective, tmp_path)
     assert (found.forward, found.images, found.weights) == (forward, images, weights)
+
+
+def test_passes_of_an_iteration_with_helper_images(tmp_path: Path) -> None:
+    train(tiny_recipe([ROBUST]), tmp_path / "teacher").directory.recipe.write_text("{}")
+    teacher = {"kind": "hat", "teacher": str(tmp_path / "teacher")}
+    found = passes({**teacher, "around": "at"}, tmp_path / "at")
+    assert (found.forward, found.images, found.weights) == (13, 10, 2)
+    usual, plain = passes(teacher, tmp_path / "trades"), passes("at", tmp_path / "plain")
+    assert (usual.forward, usual.images, usual.weights) == (15, 10, 3)
+    assert usual.cost / plain.cost == pytest.approx(4 / 3, rel=0.02), "a third more than AT"
 
 
 @pytest.mark.parametrize(("objective", "times"), [({"kind": "msd", **BESIDE}, 2), ({"kind": "msd", **THREE}, 2.5)])

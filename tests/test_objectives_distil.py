@@ -84,7 +84,7 @@ def test_an_average_of_the_learner_teaches_it(step: int, share: float, tmp_path:
     attacked = one_by_one(toy, plain_pgd("linf", LINF))
     answers = softened(teacher, toy.batch.x, 2.0)
     assert_gradients(toy, lambda m: mixed_loss(m(attacked), toy.batch.y, answers, 0.3), now(step))
-    for name, tensor in distilled(toy).teacher.state_dict().items():
+    for name, tensor in distilled(toy).teacher.network.state_dict().items():
         torch.testing.assert_close(tensor, teacher.state_dict()[name], rtol=1e-12, atol=0)
 
 
@@ -99,7 +99,7 @@ def test_a_run_teaches_a_natural_learner(taught: Path, tmp_path: Path) -> None:
     disturb(toy)
     assert_gradients(toy, lambda m: mixed_loss(m(toy.batch.x), toy.batch.y, answers, 0.75))
     toy.gradients(now(1))
-    for name, tensor in distilled(toy).teacher.state_dict().items():
+    for name, tensor in distilled(toy).teacher.network.state_dict().items():
         assert torch.equal(tensor, state[name].to(tensor.dtype)), "it stays as it is"
 
 
@@ -133,7 +133,7 @@ def test_another_learner_teaches_from_epoch_to_epoch(objective: dict[str, Any], 
     def look(done: int, total: int) -> None:
         robust, natural = trainer.learners
         inner = getattr(robust.objective, "inner", robust.objective)
-        seen.append((copy.deepcopy(inner.teacher.state_dict()), copy.deepcopy(natural.flat.state_dict())))
+        seen.append((copy.deepcopy(inner.teacher.network.state_dict()), copy.deepcopy(natural.flat.state_dict())))
 
     starts = [copy.deepcopy(trainer.learners[1].flat.state_dict())]
     trainer.listener.iteration = look
@@ -158,7 +158,7 @@ def test_another_learner_s_average_teaches(tmp_path: Path) -> None:
     def look(done: int, total: int) -> None:
         objective = trainer.learners[0].objective
         assert isinstance(objective, Distilled)
-        teacher = objective.teacher.state_dict()
+        teacher = objective.teacher.network.state_dict()
         if done == trainer.steps_per_epoch:
             average = trainer.learners[1].average
             assert average is not None
@@ -193,11 +193,12 @@ def test_an_average_starts_anew_with_new_weights_and_a_run_does_not(taught: Path
     for i, teacher in enumerate((None, str(taught))):
         toy = Toy({**AT, "teacher": teacher}, tmp_path / str(i))
         distilled(toy).epoch_start(1)
-        before = copy.deepcopy(distilled(toy).teacher.state_dict())
+        before = copy.deepcopy(distilled(toy).teacher.network.state_dict())
         disturb(toy)
         toy.objective.redistributed()
         wanted = before if teacher else toy.model.state_dict()
-        assert all(torch.equal(tensor, wanted[name]) for name, tensor in distilled(toy).teacher.state_dict().items())
+        after = distilled(toy).teacher.network.state_dict()
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in after.items())
 
 
 def test_without_a_teacher_it_is_plain_training(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from generalist.objectives.base import ObjectiveOptions
+from generalist.objectives.hat import HatOptions
 from generalist.objectives.norms import SeveralNormsOptions
 from generalist.objectives.score import ScoreOptions
 from generalist.objectives.trades import TradesOptions
@@ -30,9 +31,10 @@ def method_of(learners: Sequence[LearnerOptions]) -> str:
 
 def _one_task(learner: LearnerOptions) -> bool:
     """Whether it learns one task as the papers' learners do, be it with another one's help."""
-    return learner.objective.kind in ("nt", "at") or (
-        learner.objective.kind == "at-distil" and bool(learner.companions())
-    )
+    objective = learner.objective
+    if isinstance(objective, HatOptions):
+        objective = objective.around
+    return objective.kind in ("nt", "at") or (objective.kind == "at-distil" and bool(learner.companions()))
 
 
 def _baseline(learner: LearnerOptions) -> str:

@@ -12,6 +12,7 @@ from generalist.objectives import (  # noqa: F401  (importing registers them)
     e_at,
     fast_at,
     fat,
+    hat,
     iat,
     mart,
     msd,

@@ -16,6 +16,8 @@ class AdversarialTraining(Objective):
     steps + 1 forward and backward passes.
     """
 
+    attacks_each = True
+
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress)})
 

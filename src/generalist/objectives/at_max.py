@@ -29,6 +29,7 @@ class WorstOfNorms(SeveralNorms):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = MaxOptions
+    attacks_each = True
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         return Inputs(batch, {"adversarial": self.worst(self.attacked(batch, progress), batch.y)})

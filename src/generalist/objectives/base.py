@@ -185,6 +185,10 @@ class Objective:
     adversarial: ClassVar[bool] = True
     """Whether it needs a threat model."""
 
+    attacks_each: ClassVar[bool] = False
+    """Whether `prepare` makes `adversarial`, each image of the batch under attack: what an objective around it may
+    build on."""
+
     variants: tuple[str, ...] = ("default",)
     """The shapes that a batch can take: one captured graph each; `variant` picks, on the host. Known after `setup`; a
     wrapper has those of what it wraps."""

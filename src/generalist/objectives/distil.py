@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from torch import Tensor
 
-from generalist.attacks.threats import widen
 from generalist.core.options import Decay, Positive
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
@@ -24,14 +22,14 @@ from generalist.objectives.base import (
     Progress,
     accuracy,
 )
+from generalist.objectives.teacher import Source, Teacher, companions_of, sources_of
 from generalist.tensors.averages import warm_decay
-from generalist.tensors.modes import computing_in
 
 
 class DistillationOptions(ObjectiveOptions):
     """Options of training on a teacher's answers."""
 
-    teacher: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    teacher: Source | None = None
     """The network that answers, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the
     learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch;
     `#NAME.average`: the average of its weights (`learners.NAME.averaging`), which is steadier. Left out: an average of
@@ -60,7 +58,7 @@ class DistillationOptions(ObjectiveOptions):
 
 
 class Distilled(Objective):
-    """Base class: keeps the teacher, a network in evaluation mode."""
+    """Base class: keeps the teacher, and asks it."""
 
     Options: ClassVar[type[ObjectiveOptions]] = DistillationOptions
 
@@ -68,51 +66,42 @@ class Distilled(Objective):
         super().__init__(options)
         self.source, self.decay = options.teacher, options.decay
         self.weight, self.temperature, self.match = options.weight, options.temperature, options.match
-        self.beside = bool(self.companions(options))
 
     @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         assert isinstance(options, DistillationOptions)
-        return [options.teacher] if options.teacher is not None and not cls.companions(options) else []
+        return sources_of(options.teacher)
 
     @classmethod
     def companions(cls, options: ObjectiveOptions) -> list[str]:
         assert isinstance(options, DistillationOptions)
-        return [options.teacher[1:]] if options.teacher is not None and options.teacher.startswith("#") else []
+        return companions_of(options.teacher)
 
     def schedules(self) -> dict[str, Schedule]:
         return {"weight": self.weight}
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
-        self.teacher = copy.deepcopy(learner.model).eval().requires_grad_(False)
-        self.ready = torch.zeros((), dtype=torch.bool, device=next(learner.model.parameters()).device)
+        self.teacher = Teacher(learner, self.source)
 
-    @torch.no_grad()
     def epoch_start(self, epoch: int) -> None:
-        """The first time: only now an earlier stage has run, and the learner has the weights that it starts from. A
-        learner of the same run goes on learning: each time."""
-        if self.beside or not self.ready:
-            own, source = self.learner.model.state_dict(), self.source
-            self.teacher.load_state_dict(own if source is None else self.learner.weights_of(source, field="teacher"))
-            self.ready.fill_(True)
+        self.teacher.epoch_start()
 
     def redistributed(self) -> None:
         if self.source is None:
-            self.teacher.load_state_dict(self.learner.model.state_dict())
+            self.teacher.network.load_state_dict(self.learner.model.state_dict())
 
     @torch.no_grad()
     def answers(self, batch: Batch, progress: Progress) -> Tensor:
         """What the teacher says of the images as they are, after it has followed the learner."""
         if self.source is None:
             self._follow(progress)
-        with computing_in(self.learner.autocast, batch.x.device):
-            logits = widen(self.teacher(batch.x))
+        logits = self.teacher.logits(batch.x)
         return logits if self.match == "logits" else F.softmax(logits / self.temperature, 1)
 
     def _follow(self, progress: Progress) -> None:
         own = self.learner.model.state_dict()
-        pairs = [(old, own[name]) for name, old in self.teacher.state_dict().items() if old.is_floating_point()]
+        pairs = [(old, own[name]) for name, old in self.teacher.network.state_dict().items() if old.is_floating_point()]
         olds, currents = [old for old, _ in pairs], [current for _, current in pairs]
         share = 1 - warm_decay(progress.step.double(), self.decay, warmup=True)
         moves = torch._foreach_sub(currents, olds)
@@ -129,7 +118,7 @@ class Distilled(Objective):
         return (1 - weight) * labelled + weight * copied, metrics
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"ready": self.ready, **{f"teacher.{name}": t for name, t in self.teacher.state_dict().items()}}
+        return self.teacher.state_dict()
 
 
 @OBJECTIVES.register("nt-distil")
@@ -162,6 +151,8 @@ class AdversarialDistillation(Distilled):
 
     Costs steps + 1 forward and backward passes, as AT, and a forward pass of the teacher.
     """
+
+    attacks_each = True
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         answers = self.answers(batch, progress)

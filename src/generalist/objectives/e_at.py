@@ -39,6 +39,7 @@ class ExtremeNorms(SeveralNorms):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ExtremeOptions
+    attacks_each = True
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)

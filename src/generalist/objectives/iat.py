@@ -23,6 +23,7 @@ class InterpolatedAdversarialTraining(AdversarialTraining):
     """
 
     separable = False  # a sample's partner may be any other of the batch
+    attacks_each = False
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         images = (batch.x, self.learner.adversarial(batch, progress))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from generalist.objectives.base import (
     Progress,
 )
 from generalist.objectives.msd import MsdOptions
+from generalist.objectives.teacher import Source
 from generalist.objectives.wrapper import Wrapper, WrapperOptions
 from generalist.tensors.batchnorm import reestimate, tracked
 from generalist.tensors.modes import computing_in
@@ -32,8 +33,6 @@ from generalist.tensors.state import under
 
 CHUNK = 500
 """Images a pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
-
-Source = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class RmcOptions(WrapperOptions):

@@ -66,6 +66,7 @@ class Score(Objective):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ScoreOptions
+    attacks_each = True
 
     @classmethod
     def usual_start(cls, options: ObjectiveOptions) -> Start:

@@ -45,6 +45,7 @@ class Trades(Objective):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = TradesOptions
+    attacks_each = True
 
     @classmethod
     def usual_start(cls, options: ObjectiveOptions) -> Start:
