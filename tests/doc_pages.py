@@ -19,6 +19,9 @@ _FENCE = re.compile(
 )
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|\d+(?:[.,:]\d+)*(?:e[-+]\d+)?")
 """A fingerprint of weights and settings, or a number."""
+_CHOSEN = re.compile(r"^\* (?=#)|\b(?:mixed|reestimated)$")
+"""What numbers decide, and a machine whose sums round otherwise decides otherwise: a point of the Pareto front, and which
+of two kinds of BatchNorm statistics is better."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,6 @@ def _environment(programs: Path) -> dict[str, str]:
 
 
 def shape_of(line: str) -> str:
-    """A line of output without its numbers and its frame: what must be the same on every machine."""
+    """A line of output without its numbers, what they decide, and its frame: what must be the same on every machine."""
     plain = re.sub(r"[\u2500-\u257f|]+", " ", line)
-    return " ".join(_NUMBER.sub("#", plain).split())
+    return _CHOSEN.sub("", " ".join(_NUMBER.sub("#", plain).split()))

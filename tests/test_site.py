@@ -116,6 +116,8 @@ def test_pages_are_read_as_they_stand() -> None:
     assert fences == 2 * sum(len(blocks(page)) for page in PAGES) + untagged()
     assert shape_of("│ natural │  98.5 │ in 3 s") == "natural # in # s"
     assert shape_of("best-digits-test-e8ae3afae2a6") == "best-digits-test-#"
+    assert shape_of("│ *  │ 0.80, 0.20 │ 98.00 │ reestimated │") == shape_of("│    │ 1.00, 0.00 │ 98.50 │ mixed │")
+    assert shape_of("* Pareto front") == "* Pareto front" and shape_of("mixed statistics  1") == "mixed statistics #"
 
 
 def commands_of(block: Block) -> list[Shown]:
