@@ -20,8 +20,8 @@ _FENCE = re.compile(
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|\d+(?:[.,:]\d+)*(?:e[-+]\d+)?")
 """A fingerprint of weights and settings, or a number."""
 _CHOSEN = re.compile(r"^\* (?=#)|\b(?:mixed|reestimated)$")
-"""What numbers decide, and a machine whose sums round otherwise decides otherwise: a point of the Pareto front, and which
-of two kinds of BatchNorm statistics is better."""
+"""What numbers decide, and otherwise on a machine whose sums round otherwise: a point of the Pareto front, and which of
+two kinds of BatchNorm statistics is better."""
 
 
 @dataclass(frozen=True)
