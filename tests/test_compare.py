@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 from collections import Counter
@@ -420,9 +421,10 @@ def test_footnotes_of_latex_are_text_below_the_tabular(tmp_path: Path) -> None:
     table, _, below = to_latex(found).partition("\\end{tabular}\n")
     assert "[1]" in table and "[2]" in table and "%" not in table
     lines = below.splitlines()
-    assert lines[:2] == [r"\par\smallskip", r"{\footnotesize\raggedright"] and lines[-1] == "}"
-    assert [line[:4] for line in lines[2:-1]] == ["[1] ", "[2] "]
-    assert all("impossible" in line and line.endswith(r"\par") for line in lines[2:-1])
+    assert lines[:2] == [r"\par\smallskip", r"{\footnotesize\raggedright"]
+    assert lines[-2] == "}" and lines[-1].startswith("% epochs of training: run: ")
+    assert [line[:4] for line in lines[2:-2]] == ["[1] ", "[2] "]
+    assert all("impossible" in line and line.endswith(r"\par") for line in lines[2:-2])
     without = to_latex(compare([run]))
     assert without.endswith("\\end{tabular}\n")
 
@@ -575,3 +577,90 @@ def test_other_settings_are_not_other_seeds(tmp_path: Path) -> None:
     text = (runs[1] / "recipe.yaml").read_text()
     (runs[1] / "recipe.yaml").write_text(text.replace("batch_size: 256", "batch_size: 64"))
     assert [row.name for row in compare(runs, seeds=True).rows] == ["d-0", "d-1"]
+
+
+def with_pgd_union(run: Path, key: str, worst: int, total: int = 100) -> None:
+    """An evaluation of a weak attack in two threats, with the union that it has."""
+    tried = {threat: Accuracy(total // 2, total).as_json() for threat in ("l2:0.7", "linf:0.18")}
+    more = {"worst_case": tried, "union_worst_case": Accuracy(worst, total).as_json()}
+    write_summary(run, key, {"natural": Accuracy(total // 2, total).as_json()}, **more)
+
+
+def test_a_mean_over_seeds_is_of_one_figure(tmp_path: Path) -> None:
+    """Of a worst case under AutoAttack and one under a weaker attack there is none."""
+    runs = [seeded(tmp_path, seed, 880) for seed in (0, 1)]
+    with_union(runs[0], "b", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    with_pgd_union(runs[1], "b", 40)
+    assert UNION_WORST not in compare(runs, seeds=True).rows[0].cells
+    with_union(runs[1], "c", ["l2:0.7", "linf:0.18"], 30, 0.4)
+    mean = compare(runs, seeds=True).rows[0].cells[UNION_WORST]
+    assert (mean.value, mean.runs) == (0.25, 2)
+    weak = [seeded(tmp_path / "weak", seed, 880) for seed in (0, 1)]
+    for run, worst in zip(weak, (40, 50), strict=True):
+        with_pgd_union(run, "b", worst)
+    assert compare(weak, seeds=True).rows[0].cells[UNION_WORST].value == pytest.approx(0.45)
+
+
+def test_a_mean_over_seeds_of_different_images_is_told(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path, 0, 880, pgd=(1, 2)), seeded(tmp_path, 1, 890, pgd=(2, 4))]
+    said = "means of figures on different numbers of images: d-0, seeds 0, 1"
+    found = compare(runs, seeds=True)
+    assert said in found.remarks() and said in to_markdown(found) and f"% {said}" in to_latex(found)
+    alike = [seeded(tmp_path / "alike", seed, 880, pgd=(1, 2)) for seed in (0, 1)]
+    assert not any("different numbers" in text for text in compare(alike, seeds=True).remarks())
+
+
+def test_a_run_that_goes_on_from_another_is_no_seed_of_it(tmp_path: Path) -> None:
+    """Branches of several seeds, each from the run of its own, are."""
+    first, branch = seeded(tmp_path, 0, 880), seeded(tmp_path, 7, 890)
+    (branch / "environment.json").write_text(json.dumps({"from": str(first)}))
+    assert [row.name for row in compare([first, branch], seeds=True).rows] == ["d-0", "d-7"]
+    branches = [seeded(tmp_path / "from", seed, 880) for seed in (0, 1, 2)]
+    for branch, place in zip(branches, ("@120#global", "@120#global", "@75"), strict=True):
+        (branch / "environment.json").write_text(json.dumps({"from": f"{tmp_path}/{branch.name}{place}"}))
+    names = [row.name for row in compare(branches, seeds=True).rows]
+    assert names == ["d-0, seeds 0, 1", "d-2"]
+
+
+def test_a_staged_run_is_what_its_last_stage_makes_of_it(tmp_path: Path) -> None:
+    learner = "{name: linf, objective: at, threat: 'linf:0.05', optimizer: {lr: 0.1}}"
+    stages = f"stages: [{{name: warm}}, {{name: main, start: warm, change: {{learners: [{learner}]}}}}]"
+    staged = write_run(tmp_path / "staged", "digits-d", a={"natural": (9, 10)})
+    with (staged / "recipe.yaml").open("a") as stream:
+        stream.write(f"\n{stages}\n")
+    plain = write_run(tmp_path / "plain", "digits-d", a={"natural": (9, 10)})
+    found = compare([plain, staged])
+    assert [(row.method, row.against) for row in found.rows] == [
+        ("generalist-d-nt-linf", "linf:0.18"),
+        ("at", "linf:0.05"),
+    ]
+    assert "trained against different threats: plain: linf:0.18, staged: linf:0.05" in found.remarks()
+
+
+def test_weaker_attacks_are_told_also_beside_unions_over_other_threats(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "digits-at") for name in ("strong", "weak")]
+    with_union(runs[0], "a", ["l2:0.7", "linf:0.18"], 20, 0.3)
+    tried = {threat: Accuracy(30, 100).as_json() for threat in ("l1:4", "l2:0.7", "linf:0.18")}
+    more = {"worst_case": tried, "union_worst_case": Accuracy(10, 100).as_json()}
+    write_summary(runs[0], "b", {"natural": Accuracy(98, 100).as_json()}, **more)
+    with_pgd_union(runs[1], "a", 29)
+    (said,) = (text for text in compare(runs).remarks() if "weaker" in text)
+    assert said.startswith(f"{UNION_WORST} of linf:0.18, l2:0.7: ") and said.endswith(": weak")
+
+
+def test_what_keeps_figures_apart_goes_where_they_go(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one", "digits-d", a={"natural": (9, 10)})]
+    runs.append(write_run(tmp_path / "two", "baseline-digits-at", a={"natural": (9, 10)}))
+    said = "trained against different threats: one: linf:0.18, two: linf:0.1"
+    found = compare(runs)
+    assert said in to_markdown(found).splitlines() and f"% {said}" in to_latex(found).splitlines()
+
+
+def test_names_in_markdown_are_text(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "[click](evil) \x1b[31m &amp;", "digits-d", a={"natural": (9, 10)})
+    text = to_markdown(compare([run]))
+    assert (
+        r"| [click\](evil) \N{REPLACEMENT CHARACTER}[31m \&amp; |".replace(r"\N{REPLACEMENT CHARACTER}", "\ufffd")
+        in text
+    )
+    assert "\x1b" not in text

@@ -101,6 +101,21 @@ def break_metrics(run: Path) -> None:
     (run / "metrics.jsonl").write_text('{"epoch": "one"}\n')
 
 
+def count_beyond_numbers(run: Path) -> None:
+    (run / "metrics.jsonl").write_text('{"epoch": 1' + "0" * 400 + "}\n")
+
+
+def drift_beyond_numbers(run: Path) -> None:
+    (run / "metrics.jsonl").write_text('{"epoch": 1, "validation": {"drift": -1.7e308}}\n')
+
+
+def corrupt_beyond_numbers(run: Path) -> None:
+    right, images = 10**399, 10**400
+    fog = {"mean": 0.5, "severities": {"1": {"correct": right, "total": images}}}
+    found = {"corruptions": {"generated": True, "mean": 0.5, "corruptions": {"fog": fog}}}
+    (evaluation_of(run) / "corruptions.json").write_text(json.dumps(found))
+
+
 def nest_metrics(run: Path) -> None:
     (run / "metrics.jsonl").write_text("[" * 100_000 + "\n")
 
@@ -149,6 +164,9 @@ BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (break_recipe, "is not a run directory"),
     (break_metrics, "metrics.jsonl is damaged: line 1: epoch"),
     (nest_metrics, "metrics.jsonl is damaged"),
+    (count_beyond_numbers, "metrics.jsonl is damaged: line 1: epoch"),
+    (drift_beyond_numbers, "metrics.jsonl is damaged: line 1: validation.drift"),
+    (corrupt_beyond_numbers, "corruptions.json is damaged"),
     (break_environment, "environment.json is damaged"),
     (break_summary, "is no accuracy"),
     (break_classes, "summary.json is damaged: classes.a.natural"),

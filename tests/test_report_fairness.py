@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from generalist import dial
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import Accuracy
 from generalist.report import write_report
+from generalist.report.axes import extent
 from generalist.report.drawing import Drawing, Text
 from generalist.report.drawing import Path as Line
 from generalist.report.page import _named
@@ -89,6 +91,29 @@ def test_networks_that_are_not_in_a_plane_are_named_with_the_remedy(tmp_path: Pa
     assert "Not in every plane, without aa/linf:0.18 or aa/l2:0.7: other; to add it:" in prose
     assert f"generalist evaluate {other} --model best --threats linf:0.18,l2:0.7 --attacks natural,aa" in prose
     assert "Not in every plane" not in page_of([one, two], tmp_path).prose
+
+
+def test_where_no_attack_is_common_to_all_the_strongest_of_the_most_frequent_is_shown(tmp_path: Path) -> None:
+    attacks = ("pgd-5", "apgd-ce", "aa")
+    runs = [bare_run(tmp_path / name, **{"natural": (90, 100), f"{name}/linf:0.18": (50, 100)}) for name in attacks]
+    page = page_of(runs, tmp_path, images=0)
+    assert "no attack in linf:0.18 was run on all networks: aa, which 1 have, is shown" in page.prose
+    page = page_of(runs[:2], tmp_path, images=0)
+    assert "on all networks: pgd-5, which 1 have" in page.prose
+
+
+def test_what_keeps_figures_apart_is_said_below_their_table(tmp_path: Path) -> None:
+    runs = [bare_run(tmp_path / recipe, recipe, natural=(90, 100)) for recipe in ("digits-d", "baseline-digits-at")]
+    said = "trained against different threats: digits-d: linf:0.18, baseline-digits-at: linf:0.1"
+    assert page_of(runs, tmp_path, images=0).prose.count(said) == 1
+    assert "trained against" not in page_of(runs[:1], tmp_path, images=0).prose
+
+
+def test_a_scale_of_huge_values_has_ticks() -> None:
+    """Where room in fixed units vanishes in rounding, high and low would be one."""
+    for values in ([1e17], [3e20, 3e20], [-1e300, 1e300], [0.0, 0.0]):
+        ticks = extent(values).ticks()
+        assert ticks and all(math.isfinite(tick) for tick in ticks)
 
 
 def test_the_second_plane_has_the_threat_of_those_in_the_first(tmp_path: Path) -> None:

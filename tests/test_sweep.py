@@ -548,8 +548,35 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="another sweep of the name 'one'"):
         work(same_name, tmp_path / "elsewhere", storage=f"sqlite:///{tmp_path}/out/sweep.db")
     (tmp_path / "foreign/trials").mkdir(parents=True)
-    with pytest.raises(SweepError, match="no sweep made"):
+    with pytest.raises(SweepError, match="'trials' that no sweep made"):
         work(one, tmp_path / "foreign")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/sweep.yaml").write_text("x: 1  # somebody's")
+    with pytest.raises(SweepError, match=r"'sweep.yaml' that no sweep made"):
+        work(one, tmp_path / "mine")
+    assert (tmp_path / "mine/sweep.yaml").read_text() == "x: 1  # somebody's"
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_a_database_of_somebody_else_stays_as_it_is(
+    tmp_path: Path, show: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And so does a file of the lock's name."""
+    path, database, lock = write_sweep(tmp_path), tmp_path / "theirs.db", tmp_path / "theirs.db.lock"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("create table birds (name text)")
+        connection.commit()
+    lock.write_text("precious")
+    before = database.read_bytes()
+    words = ["sweep", str(path), "--out", str(tmp_path / "out"), "--storage", f"sqlite:///{database}"]
+    code, _, err = run_main([*words, *(["--show"] if show else [])], monkeypatch, capsys)
+    assert code == 2 and ("there is no sweep in" if show else "is a database of something else") in " ".join(
+        err.split()
+    )
+    assert database.read_bytes() == before and lock.read_text() == "precious"
+    (tmp_path / "text.db").write_text("no database")
+    words[-1] = f"sqlite:///{tmp_path}/text.db"
+    assert run_main(words, monkeypatch, capsys)[0] == 2 and (tmp_path / "text.db").read_text() == "no database"
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

@@ -99,6 +99,21 @@ def test_ranges_are_points_over_a_scale(tmp_path: Path) -> None:
     assert len(tips(picture(sweep, rows))) == 24
 
 
+STEPS: dict[str, dict[str, Any]] = {
+    "mixing.redistribution.every": {"low": 1, "high": 3, "integer": True},
+    "learners.linf.optimizer.lr": {"low": 0.5, "high": 1.5, "step": 0.5},
+}
+
+
+@pytest.mark.parametrize("field", STEPS)
+def test_ranges_in_steps_are_numbers_too(tmp_path: Path, field: str) -> None:
+    """The database gives them back as numbers."""
+    sweep = sweep_of(tmp_path, search={field: STEPS[field]})
+    values = [STEPS[field]["low"] + i * STEPS[field].get("step", 1) for i in range(3)]
+    rows = [Row(i, "complete", {field: value}, (0.5, 0.5)) for i, value in enumerate(values)]
+    assert [tip.split(",")[0] for tip in tips(picture(sweep, rows))[:3]] == [f"{value:.4g}" for value in values]
+
+
 def test_too_many_lines_are_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,10 @@ A run's figures are those of its evaluations (RUN/evaluation/*/summary.json, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from generalist.comparison_rows import (
@@ -26,19 +26,23 @@ from generalist.comparison_rows import (
     Row,
     in_full,
     of_several,
+    under_autoattack,
     unions_apart,
 )
+from generalist.comparison_seeds import over_seeds
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
-from generalist.recipe import load_recipe, stage_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipe
 from generalist.shift_figures import shift_figures
 from generalist.weights import checksum_of
 
 AUTOATTACK = "aa"
+_BEHIND_RUN = re.compile(r"(?:@\d{1,9})?(?:#[^#/]*)?$")
+"""Of `RUN[@EPOCH][#SUBJECT]` what stands behind the run."""
 
 
 class Target(NamedTuple):
@@ -86,6 +90,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
     stages = [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages]
     epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
+    seedless += _origin(directory, recipe)
+    recipe = stages[-1] if stages else recipe  # what the networks come out of
     against = ", ".join(dict.fromkeys(str(threat) for learner in recipe.learners for threat in learner.threats()))
     subjects = {what.subject for what in groups}
     current = {subject: checksum_of(run, subject, trust_code=trust_code) for subject in subjects}
@@ -101,6 +107,14 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         row = Row(named(name, apart), *about, apart, files, seedless, seed=recipe.train.seed, details=single)
         rows.append((not own, replace(row, epochs=epochs, against=against)))
     return [row for _, row in sorted(rows, key=lambda entry: entry[0])]
+
+
+def _origin(directory: RunDirectory, recipe: Recipe) -> str:
+    """How it began: fresh, or where in another run: seeds may branch off runs of their own, at the same place."""
+    first = directory.stage(recipe.stages[0].name) if len(recipe.stages) > 1 else directory
+    source = (first.read_environment() or {}).get("from")
+    sources = source if isinstance(source, dict) else {"": source}
+    return json.dumps({str(name): text and _BEHIND_RUN.findall(str(text))[0] for name, text in sources.items()})
 
 
 def _target(summary: dict[str, Any]) -> Target:
@@ -187,52 +201,6 @@ def _share(value: float, path: Path) -> float:
     return float(value)
 
 
-# -- seeds ------------------------------------------------------------------------------------------------------------
-
-
-def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """Our rows whose recipes differ in the seed alone, put together where the first of them stood.
-
-    Only figures that every seed has: a mean over fewer would be of other runs than its neighbours. Two runs of one
-    recipe and one seed are no two samples, and refused.
-    """
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for number, row in enumerate(rows):
-        alone = (number,)  # a paper's row
-        same = (row.recipe, row.dataset, row.subject, row.apart)
-        groups.setdefault(same if row.source == OURS else alone, []).append(row)
-    return [_merged(group) for group in groups.values()]
-
-
-def _merged(rows: Sequence[Row]) -> Row:
-    first = rows[0]
-    if len(rows) == 1:
-        return first
-    seeds = [row.seed for row in rows]
-    for i, row in enumerate(rows):
-        if row.seed in seeds[:i]:
-            twin = rows[seeds.index(row.seed)].name
-            raise GeneralistError(f"{twin} and {row.name} have the same recipe and seed: name one of them")
-    cells = _means([row.cells for row in rows])
-    details = _means([row.details for row in rows])
-    files = [path for row in rows for path in row.files]
-    named = f"{first.name}, seeds {', '.join(str(seed) for seed in sorted(seeds))}"
-    return replace(first, name=named, cells=cells, files=files, details=details)
-
-
-def _means(rows: Sequence[dict[str, Cell]]) -> dict[str, Cell]:
-    columns = [column for column in rows[0] if all(column in cells for cells in rows)]
-    return {column: _mean([cells[column] for cells in rows]) for column in columns}
-
-
-def _mean(cells: Sequence[Cell]) -> Cell:
-    """Without an interval: that of one network's images says nothing about the next seed."""
-    values = [cell.value for cell in cells]
-    counts = {cell.samples for cell in cells}
-    samples = counts.pop() if len(counts) == 1 else None
-    return Cell(fmean(values), samples=samples, of=cells[0].of, deviation=stdev(values), runs=len(values))
-
-
 # -- side by side -----------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +225,7 @@ class Comparison:
         return {(positions[id(row)], column): i for i, (row, column, _) in enumerate(self._marked(), 1)}
 
     def remarks(self) -> list[str]:
-        """What is to be said of the figures as a whole."""
+        """What is to be said of the figures as a whole, and where there is more."""
         ours = [
             cell for row in self.rows for cell in row.cells.values() if cell.low is not None and cell.high is not None
         ]
@@ -265,23 +233,31 @@ class Comparison:
         if ours:
             widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
             said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
-        for column in self.columns:
-            having = [row for row in self.rows if row.source == OURS and column in row.cells]
-            mean = column.replace(UNION_WORST, UNION_MEAN, 1)  # of AutoAttack, or not there
-            weak = [row.name for row in having if mean not in row.cells]
-            if column.startswith(UNION_WORST) and 0 < len(weak) < len(having):
-                said.append(
-                    f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
-                )
-        said += self._about_training()
-        if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
-            said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
+        said += self.cautions()
         if any(row.details for row in self.rows):
             said.append(
                 "corruptions, sequences: means over the benchmark's 15 and 10 where all were measured; "
                 "--format csv has every corruption and sequence"
             )
         return [*said, *self.lacking]
+
+    def cautions(self) -> list[str]:
+        """What has to go wherever the figures go: why some do not stand beside others, and what a deviation is."""
+        said = []
+        for column in self.columns:
+            having = [row for row in self.rows if row.source == OURS and column in row.cells]
+            weak = [row.name for row in having if not under_autoattack(row, column)]
+            if column.startswith(UNION_WORST) and 0 < len(weak) < len(having):
+                said.append(
+                    f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
+                )
+        means = [(row, cell) for row in self.rows if row.source == OURS for cell in row.cells.values() if cell.runs]
+        if unlike := dict.fromkeys(row.name for row, cell in means if cell.samples is None):
+            said.append(f"means of figures on different numbers of images: {'; '.join(unlike)}")
+        said += self._about_training()
+        if any(cell.deviation is not None for row in self.rows for cell in row.cells.values()):
+            said.append(f"{PLUS_MINUS}: the standard deviation over seeds, of which the figure is the mean")
+        return said
 
     def _about_training(self) -> list[str]:
         """What keeps rows from being compared, however alike their evaluations are."""

@@ -102,6 +102,12 @@ def in_full(column: str, of: str) -> str:
     return f"{column} of {of}" if of else column
 
 
+def under_autoattack(row: Row, column: str) -> bool:
+    """Whether a worst case over threats is one under AutoAttack: then there is its mean, which is of nothing else."""
+    means = {cell.of for name, cell in row.cells.items() if parts_of(name)[0] == UNION_MEAN}
+    return column in row.cells and row.cells[column].of in means
+
+
 def unions_apart(rows: Sequence[Row]) -> list[Row]:
     """The rows, each union by its plain name where it is over the same threats in all of them, else by its full one."""
     bare = [[(parts_of(c)[0] if cell.of else c, cell) for c, cell in row.cells.items()] for row in rows]

@@ -82,7 +82,7 @@ def to_markdown(comparison: Comparison) -> str:
     lines = [_pipes(columns), _pipes(["---"] * NAMES + ["---:"] * (1 + len(comparison.columns)))]
     lines += [_pipes([_escaped(text) for text in row]) for row in cells_of(comparison)]
     notes = [f"{number}. {_escaped(text)}" for number, text in enumerate(comparison.footnotes(), 1)]
-    blocks = [lines, notes, *([_escaped(text)] for text in comparison.lacking)]
+    blocks = [lines, notes, *([_escaped(text)] for text in [*comparison.cautions(), *comparison.lacking])]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -91,7 +91,11 @@ def _pipes(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_<>|~#])", r"\\\1", " ".join(text.split()))
+    """A name is neither a link nor a picture, and nothing in it speaks to a terminal."""
+    shown = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split())
+    )
+    return re.sub(r"([\\`*_<>|~#&]|\](?=[(\[:]))", r"\\\1", shown)
 
 
 def to_latex(comparison: Comparison) -> str:
@@ -107,8 +111,8 @@ def to_latex(comparison: Comparison) -> str:
     notes = [rf"[{number}] {_tex(text)}\par" for number, text in enumerate(comparison.footnotes(), 1)]
     below = [r"\par\smallskip", r"{\footnotesize\raggedright", *notes, "}"] if notes else []
     # For whoever includes the table, not for the readers of the document.
-    lacking = [f"% {' '.join(text.split())}" for text in comparison.lacking]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below, *lacking]) + "\n"
+    said = [f"% {' '.join(text.split())}" for text in [*comparison.cautions(), *comparison.lacking]]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below, *said]) + "\n"
 
 
 def _no_option(row: str) -> str:

@@ -39,7 +39,7 @@ class Counted(_Read):
 
     correct: int = Field(ge=0)
     """Images that are right."""
-    total: int = Field(ge=1)
+    total: int = Field(ge=1, lt=2**53)
     """Images in all."""
 
     @model_validator(mode="after")

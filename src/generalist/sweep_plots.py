@@ -54,7 +54,7 @@ def picture(sweep: Sweep, rows: Sequence[Row]) -> Drawing:
         raise SweepError("--svg: no trial is complete, there is nothing to draw")
     axis, others = fields_of(sweep)
     space = sweep.options.search[axis]
-    texts = space.choices()
+    texts = space.choices() if space.low is None else None  # a range has numbers, in steps or not
     labels = None if texts is None else short_labels([shown(text) for text in texts])
     panels = []
     for i, objective in enumerate(sweep.options.objectives):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from generalist.compare import AUTOATTACK, ranked
 from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row, parts_of
@@ -65,6 +66,8 @@ def choose(networks: Sequence[Network], norm: str) -> Choice | None:
         attack = min(common, key=lambda name: sum(by[name].value for by in having.values()))
         text = f"{attack} is the strongest attack that all these networks have in {threat}"
     else:
-        attack, count = attacks.most_common(1)[0]
+        cells = {name: [by[name].value for by in having.values() if name in by] for name in attacks}
+        attack = max(attacks, key=lambda name: (attacks[name], name == AUTOATTACK, -fmean(cells[name])))
+        count = attacks[attack]
         text = f"no attack in {threat} was run on all networks: {attack}, which {count} have, is shown"
     return Choice(attack, threat, f"AutoAttack was not run on {lacking}. {text}; it overestimates robust accuracy.")

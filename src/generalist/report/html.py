@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 """Characters that no HTML or SVG file may hold, and those that turn the direction of writing: with one of them a name
 would show the figures behind it backwards."""
 LONGEST = 400

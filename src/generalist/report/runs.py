@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -30,27 +30,31 @@ class _Read(Options):
     model_config = ConfigDict(extra="ignore")
 
 
+Drawable = Annotated[float, Field(ge=-1e300, le=1e300)]
+"""A number whose distance to any other is one, too."""
+
+
 class Validated(_Read):
     """The validation of an epoch."""
 
-    accuracy: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    accuracy: dict[str, dict[str, Drawable | None]] = Field(default_factory=dict)
     """By subject, then `natural` or threat, from 0 to 1."""
-    drift: float | None = None
+    drift: Drawable | None = None
     """sum_a gamma_a ||theta_a - theta||^2."""
-    mixing_gap: float | None = None
+    mixing_gap: Drawable | None = None
     """The mean distance of the mixed network's logits from the mixture of logits."""
-    ensemble: float | None = None
+    ensemble: Drawable | None = None
     """The accuracy of the mixture of logits, from 0 to 1."""
 
 
 class Epoch(_Read):
     """A line of metrics.jsonl."""
 
-    epoch: int = Field(ge=0)
+    epoch: int = Field(ge=0, lt=2**53)
     """From 1."""
-    train: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    train: dict[str, dict[str, Drawable | None]] = Field(default_factory=dict)
     """Loss and accuracy of each learner on its training batches."""
-    gamma: dict[str, float | None] = Field(default_factory=dict)
+    gamma: dict[str, Drawable | None] = Field(default_factory=dict)
     """Every learner's share of the global learner."""
     redistributed: bool = False
     """Whether the learners restarted from the global one after it."""

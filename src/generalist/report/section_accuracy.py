@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
-from generalist.compare import ranked, side_by_side
+from generalist.compare import Comparison, ranked, side_by_side
 from generalist.comparison_rows import SHIFT_MEANS, UNION_MEAN, UNION_WORST, Row, parts_of
 from generalist.dial import Measured
 from generalist.evaluation.accuracy import NATURAL
@@ -35,7 +35,8 @@ def attacks_section(found: Collection) -> Section:
     if not found.networks:
         section.missing("No evaluation", [called("evaluate", run) for run in found.runs])
         return section
-    _beside_papers(section, [_attacked(network) for network in found.networks], _CAPTION)
+    comparison = _beside_papers(section, [_attacked(network) for network in found.networks], _CAPTION)
+    section.parts += [note(short(text)) for text in comparison.cautions()]
     said = {text: None for network in found.networks for text in network.said("notes")}
     section.parts += [note(short(text)) for text in list(said)[:5]]
     return section
@@ -52,7 +53,7 @@ def _with(network: Network, columns: Container[str]) -> Row:
     return replace(network.row, name=network.name, cells=cells)
 
 
-def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> None:
+def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> Comparison:
     """A table of these rows and of the papers' for the same thing, with footnotes."""
     comparison = side_by_side([*ours, *published(ours)])
     rows, columns = comparison.rows, comparison.columns[:MOST_COLUMNS]
@@ -73,6 +74,7 @@ def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> None:
     section.add(table(heads, body, caption=caption, sortable=True, methods=methods, classes=named_columns))
     if notes := comparison.footnotes():
         section.add(tag("ol", *(tag("li", short(text)) for text in notes), class_="footnotes"))
+    return comparison
 
 
 def _head(column: str) -> Html:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from generalist.compare import AUTOATTACK
-from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, parts_of
+from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, parts_of, under_autoattack
 from generalist.evaluation.accuracy import NATURAL
 from generalist.report.choices import strongest, threats_of
 from generalist.report.drawing import Drawing, series_mark, series_role
@@ -64,8 +64,8 @@ def _card(network: Network) -> Html:
     for column, cell in row.cells.items():
         union, of = parts_of(column)
         if union == UNION_WORST:
-            strong = column.replace(UNION_WORST, UNION_MEAN, 1) in row.cells  # that one is of AutoAttack alone
-            figures.append(_figure("union", cell, f"{of or 'all threats'}{', AutoAttack' if strong else ''}"))
+            strong = ", AutoAttack" if under_autoattack(row, column) else ""
+            figures.append(_figure("union", cell, f"{of or 'all threats'}{strong}"))
         elif union == UNION_MEAN:
             figures.append(_figure("mean", cell, of or "over threats: papers' union"))
     about = " · ".join([row.method, row.dataset, row.model, *([f"{row.images} images"] if row.images else [])])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MISSES = 4
 """Signs of life that a worker may leave out before it is taken for dead."""
 _LOCK_WAIT = "120s"
+_OPTUNAS = {"studies", "version_info", "alembic_version"}
+"""Tables by which its database is known, also while another worker is making them."""
 
 
 def optuna_module() -> Any:
@@ -131,7 +134,7 @@ class Lock:
         path = Path(f"{self.place.file}.lock")
         with clear_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stream = path.open("w")
+            stream = path.open("a")  # a file of that name may be somebody's
         with stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
@@ -166,8 +169,8 @@ class Shared:
 def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
     """The sweep's study; made where it is not there yet and `create` says so."""
     optuna = optuna_module()
-    if not create and place.file is not None and not place.file.is_file():
-        raise SweepError(f"there is no sweep in {place.file} yet: start it first")
+    if place.file is not None:
+        _check_file(place.file, create=create)
     if place.file is not None and create:
         with clear_write_errors(place.file):
             place.file.parent.mkdir(parents=True, exist_ok=True)
@@ -184,6 +187,22 @@ def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
             except RuntimeError as error:  # tables of another version of Optuna
                 raise SweepError(f"the database {place.shown}: {' '.join(str(error).split())}") from error
             return Shared(sweep, place, _study(sweep, storage, create=create), storage, lock)
+
+
+def _check_file(file: Path, *, create: bool) -> None:
+    """Refuse a database of somebody else's, in which Optuna would make its tables; where nothing is to be made, any
+    that has none of them."""
+    tables = set[str]()
+    if file.is_file():
+        try:
+            with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=60)) as connection:
+                tables = {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+        except sqlite3.Error as error:
+            raise SweepError(f"{file} cannot be read as a database: {error}") from None
+    if not create and "studies" not in tables:
+        raise SweepError(f"there is no sweep in {file} yet: start it first")
+    if tables and not tables & _OPTUNAS:
+        raise SweepError(f"{file} is a database of something else: choose another file for --storage")
 
 
 def _study(sweep: Sweep, storage: RDBStorage, *, create: bool) -> Study:

@@ -213,8 +213,8 @@ def run_sweep(
     _check_folder(sweep, place.folder)
     shared = open_shared(sweep, place)
     shared.study.pruner = _pruner(sweep)
+    write_text(place.folder / "fingerprint", sweep.fingerprint() + "\n")  # the mark of a sweep's folder comes first
     write_text(place.folder / "sweep.yaml", sweep.to_yaml())
-    write_text(place.folder / "fingerprint", sweep.fingerprint() + "\n")
     with clear_storage_errors(place):
         Worker(shared, device, say, listening).work(limits)
     return shared
@@ -229,8 +229,9 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
     mark = folder / "fingerprint"
     if mark.is_file() and mark.read_text(errors="replace").strip() != sweep.fingerprint():
         raise SweepError(f"{folder} holds the runs of another sweep; choose another --out, or another `name`")
-    if not mark.is_file() and (folder / "trials").exists():
-        raise SweepError(f"{folder} has a folder `trials` that no sweep made; choose another --out")
+    for name in ("trials", "sweep.yaml"):
+        if not mark.is_file() and (folder / name).exists():
+            raise SweepError(f"{folder} has a {name!r} that no sweep made; choose another --out")
 
 
 def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
