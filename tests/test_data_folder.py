@@ -1,6 +1,7 @@
 """Streamed folders: what is read, what is drawn, and what a hostile folder can do."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -202,13 +203,22 @@ def test_a_split_that_is_a_link_is_refused(root: Path, tmp_path: Path) -> None:
 def test_links_inside_the_root_are_followed(root: Path, tmp_path: Path) -> None:
     (root / "train" / "cat" / "inner.png").symlink_to(root / "train" / "cat" / "0.png")
     (root / "train" / "wolf").symlink_to(root / "train" / "dog")
-    (root / "train" / "circle").symlink_to(root / "train" / "circle")
     (root / "train" / "notes").symlink_to(_write(tmp_path / "elsewhere.png"))
     (tmp_path / "link").symlink_to(root)
     for base in (root, tmp_path / "link"):
         train, _ = load_folder(base, resolution=16)
         assert train.classes == ["cat", "dog", "wolf"]
         assert train.labels.bincount().tolist() == [5, 4, 4]
+
+
+@pytest.mark.parametrize("place", ["train/wolf", "val", "train/cat/gone.png"])
+def test_links_to_nothing_are_refused(root: Path, place: str) -> None:
+    """A class, a split or an image would be missed by nobody."""
+    if place == "val":
+        shutil.rmtree(root / "val")
+    (root / place).symlink_to(root / place if place == "train/wolf" else "nowhere")
+    with pytest.raises(DataError, match=f"{place} is a link to nothing: mend or remove it"):
+        load_folder(root, resolution=16)
 
 
 def test_grey_images_of_the_ppm_family_have_a_name_of_their_own(root: Path) -> None:

@@ -273,6 +273,32 @@ def test_a_dataset_that_counts_its_classes_instead_of_naming_them() -> None:
         materialise(data, name="mine")
 
 
+def test_a_test_split_that_numbers_its_classes_otherwise_is_refused() -> None:
+    """As a folder does that lacks a class: its labels would mean others than the network's."""
+    data = Items(_as("array"))
+    data.classes = ["dog", "cat", "eel"]  # type: ignore[attr-defined]
+    assert materialise(data, name="mine", classes=["dog", "cat", "eel"]).classes == ["dog", "cat", "eel"]
+    for known in (["cat", "dog", "eel"], ["ant", "dog", "cat", "eel"]):
+        with pytest.raises(
+            DataError, match="mine: the test split's classes, dog, cat, eel, are not those of the train"
+        ):
+            materialise(data, name="mine", classes=known)
+    unnamed = materialise(Items(_as("array")), name="mine", classes=["cat", "dog", "eel"])
+    assert unnamed.classes == ["cat", "dog", "eel"]
+
+
+def test_pictures_of_32_bits_in_memory_are_refused() -> None:
+    """Their range is not known: they came out black."""
+    picture = Image.fromarray(np.full((8, 8), 200, np.int32))
+    with pytest.raises(DataError, match="whose range is not known"):
+        materialise(Items([(picture, 0), (picture, 1)]), name="mine")
+
+
+def test_an_extra_file_of_an_unknown_home_is_a_mistake() -> None:
+    with pytest.raises(DataError, match="cannot find the home directory of ~nosuchuser/x"):
+        load_splits(DataOptions(extra=ExtraOptions(file="~nosuchuser/x.npz", ratio=0.5)))
+
+
 def test_labels_may_be_tensors_and_memory_is_limited() -> None:
     items = [(IMAGES[0], torch.tensor(1)), (IMAGES[1], np.int64(0)), (IMAGES[2], np.array([2]))]
     assert materialise(Items(items), name="mine").labels.tolist() == [1, 0, 2]

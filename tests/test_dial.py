@@ -348,7 +348,10 @@ def test_files_are_named_after_the_shares() -> None:
     other = dial.mixture_file(learners, {"nat": 0.3, "l2": 0.2, "linf": 0.5}, "mixed")
     assert other.name == "gamma-0.50-0.20-mixed-statistics.safetensors"
     earlier = replace(learners_like(tiny_recipe()), last=False, epoch=7)
-    assert dial.mixture_file(earlier, {"robust": 1 / 3, "natural": 2 / 3}).name == "gamma-0.333333-epoch-7.safetensors"
+    third = dial.mixture_file(earlier, {"robust": 1 / 3, "natural": 2 / 3})
+    assert third.name == "gamma-0.3333333333333333-epoch-7.safetensors"
+    near = [dial.mixture_file(earlier, {"robust": share, "natural": 1 - share}) for share in (0.12345671, 0.12345699)]
+    assert near[0] != near[1]
 
 
 # -- grids, fronts, suggestions ---------------------------------------------------------------------------------------
@@ -553,6 +556,8 @@ def refused(args: list[str], monkeypatch: Any, capsys: Any) -> str:
         (["--gamma", "0.5", "--epoch", "-1"], "no snapshot of epoch -1"),
         (["--gamma", "0.5", "--test"], "--test belongs to --curve"),
         (["--gamma", "0.5", "--steps", "3"], "--steps belongs to --curve"),
+        (["--gamma", "0.5", "--samples", "0"], "--samples belongs to --curve"),
+        (["--gamma", "0.5", "--robust-at-least", "0"], "--robust-at-least belongs to --curve"),
         (["--gamma", "0.5", "--statistics", "both"], "best, mixed or reestimated"),
         (["--gamma", "0.5", "--source", "both"], "source is raw or averaged, not 'both'"),
         (["--gamma", "0.5", "--source", "averaged"], "kept no average of linf, natural"),
@@ -745,3 +750,22 @@ def test_the_dial_turns_on_a_gpu(run: RunDirectory) -> None:
         torch.testing.assert_close(there.state[name], tensor, rtol=0.05, atol=0.02)  # attacks round differently there
     found = dial.curve(run, 2, device="cuda")
     assert found.points[1].natural == pytest.approx(dial.curve(run, 2, device="cpu").points[1].natural, abs=0.02)
+
+
+def test_a_snapshot_in_types_that_nobody_computes_with_is_refused(spare: RunDirectory) -> None:
+    for name in ("linf", "natural"):
+        file = spare.snapshots / "16" / f"{name}.safetensors"
+        state, about = load_weights(file)
+        first = next(name for name, tensor in state.items() if tensor.is_floating_point())
+        save_weights(file, state | {first: state[first].to(torch.float8_e4m3fn)}, about)
+    with pytest.raises(RunError, match=r"is damaged: '.*' holds torch\.float8_e4m3fn"):
+        dial.learners_of(spare)
+
+
+def test_a_curve_that_cannot_be_kept_is_not_measured(spare: RunDirectory) -> None:
+    shutil.rmtree(spare.path / "mix", ignore_errors=True)
+    (spare.path / "mix").write_text("a file in its place")
+    measured: list[int] = []
+    with pytest.raises(GeneralistError, match="cannot write"):
+        dial.curve(spare, 2, samples=10, steps=1, listener=lambda done, total, point: measured.append(done))
+    assert measured == []

@@ -27,6 +27,7 @@ from generalist.export.card import escaped, fenced, one_line, shared_recipe
 from generalist.models import ModelOptions, build_model
 from generalist.recipe import parse
 from generalist.training.artefacts import load_weights, save_weights
+from generalist.weights import run_of
 
 HOSTILE = ["a|b`c`", "---\n# title", "<script>alert(1)</script>", "[x](javascript:1)", "*bold*_", "{{x}}", "\u202eevil"]
 RECIPE: dict[str, Any] = {
@@ -270,6 +271,55 @@ def test_an_onnx_graph_that_computes_something_else_is_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_onnx_of_a_network_in_double_precision_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    state, about = load_weights(weights_of("small", tmp_path / "small.safetensors"))
+    save_weights(tmp_path / "double.safetensors", state, about)
+    from generalist.export import onnx_file, source
+
+    opened = source.open_source(tmp_path / "double.safetensors", "best", trust_code=False)
+    opened.model.double()
+    with pytest.raises(GeneralistError, match=r"computes in torch\.float64"):
+        onnx_file.write_onnx(opened, tmp_path / "x.onnx")
+
+
+def test_an_exported_folder_is_not_exported_onto_itself(run: RunDirectory, tmp_path: Path) -> None:
+    """Its card would lose the accuracies, which are the run's."""
+    export_model(run.path, to="hub-folder", out=tmp_path / "hub")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    with pytest.raises(GeneralistError, match="is what is to be exported"):
+        export_model(tmp_path / "hub", to="hub-folder", out=tmp_path / "hub", force=True)
+    assert (tmp_path / "hub" / "README.md").read_text() == card
+
+
+def test_a_recipe_in_a_folder_makes_no_run_of_it(run: RunDirectory, tmp_path: Path) -> None:
+    """Weights beside or below it are anybody's."""
+    file = export_model(run.path, to="safetensors", out=tmp_path / "project" / "weights" / "x.safetensors").path
+    (tmp_path / "project" / "recipe.yaml").write_text("my: own")
+    assert run_of(file) is None
+    shutil.copy(run.recipe, tmp_path / "project" / "recipe.yaml")
+    card = (export_model(file, to="hub-folder", out=tmp_path / "hub").path / "README.md").read_text()
+    assert "The run was trained on" not in card
+    assert run_of(run.snapshots / "6" / "linf.safetensors") == run and run_of(run.model) == run
+
+
+def test_the_card_of_a_staged_run_tells_of_its_last_stage(tmp_path: Path) -> None:
+    linf = {"name": "linf", "objective": "trades", "threat": "linf:0.05", "optimizer": {"lr": 0.1}}
+    stages = [{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two", "start": "one"}]
+    stages[1]["change"] = {"train": {"epochs": 2}, "learners": [linf, {"name": "natural", "objective": "nt"}]}
+    recipe = {**RECIPE, "data": {"name": "digits"}, "name": "staged", "stages": stages}
+    made = generalist.train(recipe, out=tmp_path / "run", device="cpu")
+    cards = []
+    for which in ("best", "linf"):
+        folder = export_model(made.path, to="hub-folder", which=which, out=tmp_path / which).path
+        cards.append((folder / "README.md").read_text().replace("\\", ""))
+    assert "by a recipe of 1 + 2 epochs; threat models of the training: linf:0.05" in " ".join(cards[0].split())
+    assert "trades-6+nt" in cards[0]
+    assert "objective trades; its own threat models: linf:0.05" in " ".join(cards[1].split())
+    found = generalist.evaluate(made.path, attacks=["natural", "fgsm"], samples=20, device="cpu")
+    assert set(found) == {"natural", "fgsm/linf:0.05"}
+
+
 def test_onnx_without_its_packages_names_the_extra(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +475,8 @@ def test_a_failure_leaves_nothing_behind(run: RunDirectory, tmp_path: Path, monk
         (["--to", "safetensors", "--model", "nobody"], "keeps no learner 'nobody'"),
         (["--to", "safetensors", "--out", "{run}/model.safetensors", "--force"], "what is to be exported"),
         (["--to", "hub-folder", "--out", "{run}", "--force"], "is a run"),
+        (["--to", "safetensors", "--out", "{run}/snapshots/6/linf.safetensors", "--force"], "among the files of a run"),
+        (["--to", "hub-folder", "--out", "{run}/snapshots/6", "--force"], "among the files of a run"),
         (["--to", "hub-folder", "--out", "{run}/recipe.yaml", "--force"], "is a file"),
     ],
 )

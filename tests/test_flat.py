@@ -196,6 +196,25 @@ def test_mixed_dtypes_and_empty_modules_are_refused() -> None:
         Flat(nn.BatchNorm1d(3, affine=False))
 
 
+def with_table(*entries: int) -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module.register_buffer("table", torch.tensor(entries))
+    return module
+
+
+def test_weights_that_go_with_other_constants_are_those_of_another_network() -> None:
+    flat, other = Flat(with_table(3, 1, 2)), with_table(1, 2, 3)
+    flat.read(with_table(3, 1, 2).state_dict())
+    for module in (other, with_table(3, 1, 2, 0)):
+        with pytest.raises(GeneralistError, match="they go with another 'table'"):
+            flat.read(module.state_dict())
+    flat.become(other.state_dict())
+    assert flat.module.table.tolist() == [1, 2, 3]
+    assert torch.equal(flat.module[0].weight, other[0].weight)  # type: ignore[index]
+    with pytest.raises(GeneralistError, match="they go with another 'table'"):
+        flat.become(with_table(1, 2, 3, 4).state_dict())
+
+
 def test_constants_stay_where_they_are() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     module.register_buffer("table", torch.tensor([3, 1, 2]))

@@ -125,6 +125,27 @@ def test_weights_depend_on_the_seed_alone():
     assert not torch.equal(first["features.0.weight"], other["features.0.weight"])
 
 
+def permuted(*, num_classes: int, in_channels: int) -> nn.Module:
+    """Behind a shuffle of the pixels that the factory draws."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, num_classes))
+    model.register_buffer("order", torch.randperm(64))
+    model.register_buffer("mask", torch.rand(64) < 0.5)
+    return model
+
+
+def test_tables_that_a_factory_draws_are_the_same_for_every_seed(monkeypatch):
+    """Weights of one would make no sense behind those of another."""
+    mine = types.ModuleType("permuting")
+    mine.net = permuted
+    monkeypatch.setitem(sys.modules, "permuting", mine)
+    options = ModelOptions(name="permuting:net")
+    first, other = (
+        build_model(options, num_classes=3, shape=(1, 8, 8), seed=seed, trust_code=True).state_dict() for seed in (0, 7)
+    )
+    assert torch.equal(first["order"], other["order"]) and torch.equal(first["mask"], other["mask"])
+    assert not torch.equal(first["1.weight"], other["1.weight"])
+
+
 def test_weights_are_made_on_the_cpu_whatever_the_default_device():
     with torch.device("meta"):
         assert next(build().parameters()).device.type == "cpu"

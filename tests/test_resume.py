@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pickle
 import random as python_random
@@ -425,6 +426,14 @@ def test_a_branch_goes_on_with_the_schedules_of_its_epoch(tmp_path: Path) -> Non
     # The last iteration has 11/3 epochs behind it: 0.917 of training, between 0.1 at 2/3 and 0.01 at 1.
     expected = 0.02 * (0.1 + (0.01 - 0.1) * (11 / 12 - 2 / 3) * 3)
     assert metrics_of(tmp_path / "branch")[-1]["lr"]["robust"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_header_that_torch_cannot_read_is_a_damaged_file(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}
+    header = json.dumps({"weight": tensor}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(RunError, match="not a whole safetensors file"):
+        load_weights(tmp_path / "x.safetensors")
 
 
 def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:

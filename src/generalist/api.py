@@ -33,7 +33,7 @@ from generalist.evaluation.out_of_distribution import (
 )
 from generalist.evaluation.plan import Mode, Precision, Preset, make_plan, preset_named
 from generalist.evaluation.suite import Moment, Place, suite_options
-from generalist.recipe import Recipe, load_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipes
 from generalist.stages import check_ranks, folder_of, shared_directory, train_runs
 from generalist.tracking import Tracker, make_trackers
 from generalist.training.artefacts import load_weights
@@ -279,9 +279,9 @@ def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code:
 
 
 def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
-    """The recipe of the run that a directory is or a weights file lies in; a file elsewhere has none."""
+    """Of the last stage of the run that a directory is or a weights file lies in; a file elsewhere has none."""
     run = run_of(path)
-    return load_recipe(run.recipe, trust_code=trust_code) if run is not None else None
+    return stage_recipes(load_recipe(run.recipe, trust_code=trust_code), trust_code=trust_code)[-1] if run else None
 
 
 def _listed(

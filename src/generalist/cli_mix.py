@@ -73,7 +73,10 @@ def mix(
     if gamma is not None:
         given = (test, natural_at_least, robust_at_least, samples, steps)
         names = ("--test", "--natural-at-least", "--robust-at-least", "--samples", "--steps")
-        _refuse("--curve", {name: bool(value) for name, value in zip(names, given, strict=True)})
+        _refuse(
+            "--curve",
+            {name: value is not None and value is not False for name, value in zip(names, given, strict=True)},
+        )
         _one(RunDirectory(run), parse_gamma(gamma), out, common, as_json=as_json)
         return
     _refuse("--gamma", {"--out": out is not None})

@@ -36,7 +36,7 @@ from generalist.evaluation.accuracy import NATURAL, Accuracy
 from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
 from generalist.paper_figures import published
-from generalist.recipe import Recipe, load_recipe, stage_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipes
 from generalist.shift_figures import shift_figures
 from generalist.weights import checksum_of
 
@@ -88,10 +88,9 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
     if not groups:
         raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
-    stages = [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages]
-    epochs = " + ".join(str(stage.train.epochs) for stage in stages or [recipe])
     seedless += _origin(directory, recipe)
-    recipe = stages[-1] if stages else recipe  # what the networks come out of
+    stages = stage_recipes(recipe, trust_code=trust_code)
+    epochs, recipe = " + ".join(str(stage.train.epochs) for stage in stages), stages[-1]
     against = ", ".join(dict.fromkeys(str(threat) for learner in recipe.learners for threat in learner.threats()))
     subjects = {what.subject for what in groups}
     current = {subject: checksum_of(run, subject, trust_code=trust_code) for subject in subjects}

@@ -292,6 +292,11 @@ def to_yaml(recipe: Recipe) -> str:
 _BY_LEARNER = frozenset({"shares", "gammas"})  # a stage with other learners cannot keep names that are gone
 
 
+def stage_recipes(recipe: Recipe, *, trust_code: bool) -> list[Recipe]:
+    """Those of a run's stages, or its own where it has none. A run's networks come out of the last."""
+    return [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages] or [recipe]
+
+
 def stage_recipe(recipe: Recipe, stage: StageOptions, *, trust_code: bool) -> Recipe:
     """The recipe of one stage."""
     raw = recipe.model_dump(mode="json")

@@ -58,7 +58,8 @@ def run_of(path: Path) -> RunDirectory | None:
     if path.is_dir():
         run = RunDirectory(path)
         return None if run.model.is_file() and not run.exists() else run.require()
-    return next((run for place in list(path.absolute().parents)[:3] if (run := RunDirectory(place)).exists()), None)
+    places = map(RunDirectory, list(path.absolute().parents)[:3])
+    return next((run for run in places if run.keeps(path)), None)
 
 
 def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path, *, trust_code: bool) -> nn.Module:
@@ -73,8 +74,7 @@ def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path
         raise RunError(f"{path} does not say which network it belongs to: {why:.200}") from error
     check_size(options, state, num_classes=len(classes), shape=shape)
     model = build_model(options, num_classes=len(classes), shape=shape, seed=0, trust_code=trust_code)
-    flat = Flat(model)
-    flat.load(*flat.read(state))
+    Flat(model).become(state)
     return model
 
 

@@ -93,6 +93,16 @@ class RunDirectory:
                     return False
         return True
 
+    def keeps(self, path: Path) -> bool:
+        """Whether a file lies where a run has weights, or somebody has put some beside them. A recipe alone is no run:
+        any folder may have one."""
+        try:
+            parts = path.absolute().relative_to(self.path.absolute()).parts
+        except ValueError:
+            return False
+        placed = len(parts) == 1 or parts[0] in (self.snapshots.name, "mix", "export")
+        return placed and self.exists() and self.environment.is_file()
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every whole line of metrics.jsonl."""
         if not self.metrics.is_file():

@@ -63,12 +63,22 @@ def materialise(
             )
         images[position] = image
         labels.append(label)
-    names = classes or getattr(dataset, "classes", None)
+    return from_arrays(images, np.asarray(labels), classes=_classes(dataset, classes, name=name), name=name)
+
+
+def _classes(dataset: Any, known: list[str] | None, *, name: str) -> list[str] | None:
+    """The data set's own names; they must be those that are known already: labels are numbers of classes."""
+    own = getattr(dataset, "classes", None)
     try:
-        names = [str(entry) for entry in names] if names is not None else None
+        names = [str(entry) for entry in own] if own is not None else None
     except TypeError as error:
-        raise DataError(f"{name}: the data set's `classes` must be the classes' names, not {names!r:.80}") from error
-    return from_arrays(images, np.asarray(labels), classes=names, name=name)
+        raise DataError(f"{name}: the data set's `classes` must be the classes' names, not {own!r:.80}") from error
+    if known is not None and names is not None and names != known:
+        raise DataError(
+            f"{name}: the test split's classes, {', '.join(names)[:80]}, are not those of the train split, "
+            f"{', '.join(known)[:80]}: number them alike"
+        )
+    return known or names
 
 
 def memory_budget() -> int:

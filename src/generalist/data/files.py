@@ -14,10 +14,15 @@ ROOT_VARIABLE = "GENERALIST_DATA"
 def data_root(root: str | Path | None) -> Path:
     """The directory with the data: as given, else from the environment, else the user's cache."""
     chosen = root or os.environ.get(ROOT_VARIABLE) or "~/.cache/generalist"
+    return expanded(chosen)
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` and `~user` for what they mean."""
     try:
-        return Path(chosen).expanduser()
+        return Path(path).expanduser()
     except RuntimeError as error:
-        raise DataError(f"cannot find the home directory of {chosen}: set {ROOT_VARIABLE}") from error
+        raise DataError(f"cannot find the home directory of {path}: write it out") from error
 
 
 def find_file(root: Path, name: str, layouts: Sequence[Sequence[str]], *, own_only: bool = False) -> Path:

@@ -138,6 +138,8 @@ def load_folder(
 
     train = split("train", None)
     _check_classes(root / "train", train)
+    for name in ("val", "test"):
+        _refuse_dangling(root / name)
     held = next((name for name in ("val", "test") if (root / name).is_dir()), None)
     return train, split(held, train.classes) if held is not None else None
 
@@ -207,7 +209,13 @@ def _is_class(path: Path, root: Path) -> bool:
     if path.is_file() or _is_hidden(path):
         return False
     _refuse_leaving(path, root)
+    _refuse_dangling(path)
     return path.is_dir()
+
+
+def _refuse_dangling(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to nothing: mend or remove it")
 
 
 def _is_image(path: Path, root: Path) -> bool:
@@ -219,11 +227,8 @@ def _is_image(path: Path, root: Path) -> bool:
             raise DataError(f"{path} is a folder inside that of a class: move its images up, or take it away")
         return False
     _refuse_leaving(path, root)
-    if path.is_file():
-        return True
-    if path.is_symlink():
-        raise DataError(f"{path} is a link to nothing: mend or remove it")
-    return False
+    _refuse_dangling(path)
+    return path.is_file()
 
 
 def _as_text(name: str) -> str:

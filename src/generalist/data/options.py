@@ -18,7 +18,7 @@ from generalist.core.registry import is_import_path, unknown_name
 from generalist.data import cifar, digits, idx, svhn  # noqa: F401  (importing a format registers its data sets)
 from generalist.data.augment import AugmentOptions
 from generalist.data.dataset import load_dataset, memory_budget
-from generalist.data.files import data_root
+from generalist.data.files import data_root, expanded
 from generalist.data.folder import load_folder, make_resident
 from generalist.data.sets import DATASETS, Images, ImageSet, check_joins, from_arrays
 
@@ -223,7 +223,7 @@ def _given_set(part: Any, classes: list[str] | None) -> ImageSet:
 
 def _load_extra(options: ExtraOptions, *, root: Path, train: Images) -> ImageSet:
     if options.file is not None:
-        extra = _load_npz(Path(options.file).expanduser(), classes=train.classes)
+        extra = _load_npz(expanded(options.file), classes=train.classes)
     else:
         extra, _ = _load_named(str(options.name), root)
     check_joins(train, extra)

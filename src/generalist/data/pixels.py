@@ -10,7 +10,8 @@ from generalist.core.errors import DataError
 
 def to_eight_bits(image: Image.Image, name: str) -> Image.Image:
     """The image itself, or the upper 8 bits of one with 16 bits of grey, which pillow's own conversion would clip."""
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+    sixteen = image.format in ("PNG", "PPM")  # whose 16 bits Pillow has held in 32
+    if image.mode == "F" or (image.mode == "I" and not sixteen):
         kind = "float pixels" if image.mode == "F" else "pixels of 32 bits or with a sign"
         raise DataError(f"{name} has {kind}, whose range is not known: save it with 8 or 16 bits")
     if image.mode != "I" and not image.mode.startswith("I;16"):

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from generalist._version import __version__
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.files import write_text
+from generalist.core.files import check_folder, write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
 from generalist.dial.learners import ROUNDING, Learners, learners_of
@@ -278,6 +278,7 @@ def curve(
         raise GeneralistError(f"samples: cannot measure on {samples} images; ask for 1 or more")
     dial = Dial(learners, device=device, data=data, samples=samples, steps=steps, trust_code=trust_code)
     dial.check_samples(test=test)
+    check_folder(run.path / "mix")
     found: list[Point] = []
     for row in shares:
         gamma = dict(zip(learners.order, row, strict=True))

@@ -14,7 +14,8 @@ from torch import Tensor
 from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
 from generalist.core.schedule import Schedule
-from generalist.recipe import Recipe, load_recipe, stage_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipes
+from generalist.tensors.flat import ORDINARY
 from generalist.training.artefacts import load_weights
 from generalist.training.global_learner import mix as mix_vectors
 from generalist.training.mixing_options import Source
@@ -67,7 +68,7 @@ def learners_of(
     if source is not None and source not in get_args(Source):
         raise GeneralistError(f"source is raw or averaged, not {source!r}")
     whole = load_recipe(run.require().recipe, trust_code=trust_code)
-    recipe = stage_recipe(whole, whole.stages[-1], trust_code=trust_code) if whole.stages else whole
+    recipe = stage_recipes(whole, trust_code=trust_code)[-1]
     names = [learner.name for learner in recipe.learners]
     if len(names) < 2:
         raise RunError(f"{run.path} has one learner, so there is nothing to mix: train a recipe with two, as digits-d")
@@ -108,6 +109,9 @@ def _check_alike(states: Sequence[State], run: RunDirectory, epoch: int) -> None
     shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} for state in states]
     if any(other != shapes[0] for other in shapes[1:]):
         raise RunError(f"the snapshot of epoch {epoch} in {run.path} is damaged: its learners differ in architecture")
+    for name, (_, dtype) in shapes[0].items():
+        if dtype not in ORDINARY:
+            raise RunError(f"the snapshot of epoch {epoch} in {run.path} is damaged: {name!r} holds {dtype}")
 
 
 def _equal(first: State, second: State) -> bool:
@@ -187,4 +191,4 @@ def mixture_file(learners: Learners, gammas: Mapping[str, float], statistics: st
 
 
 def _short(share: float) -> str:
-    return f"{share:.2f}" if abs(share - round(share, 2)) < ROUNDING else f"{share:.6g}"
+    return f"{share:.2f}" if abs(share - round(share, 2)) < ROUNDING else repr(share)  # no two shares have one name

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from generalist.core.errors import GeneralistError
 from generalist.core.registry import unknown_name
+from generalist.core.run import RunDirectory
 from generalist.export.hub import write_folder
 from generalist.export.onnx_file import write_onnx
 from generalist.export.robustbench import write_robustbench
@@ -82,8 +83,14 @@ def export_model(
 def _check_target(path: Path, form: Format, source: Source, *, force: bool) -> None:
     if form.suffix is not None and path.suffix != form.suffix:
         raise GeneralistError(f"--out {path}: name the file with {form.suffix} at its end")
-    if path.resolve() == source.file.resolve():
+    itself = source.run is None and path.is_dir() and path.samefile(source.file.parent)
+    if itself or path.resolve() == source.file.resolve():
         raise GeneralistError(f"{path} is what is to be exported; choose another --out")
+    for place in path.resolve().parents:
+        if (run := RunDirectory(place)).exists() and run.environment.is_file():
+            if len(parts := path.resolve().relative_to(place).parts) > 1 and parts[0] != "export":
+                raise GeneralistError(f"{path} lies among the files of a run, {place}; choose another --out")
+            break
     if form.suffix is not None and (path.parent / "recipe.yaml").exists() and path.exists():
         raise GeneralistError(f"{path} is a file of a run, which an export would replace; choose another --out")
     if path.is_dir() != (form.suffix is None) and path.exists():

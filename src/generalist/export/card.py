@@ -48,11 +48,12 @@ def _description(source: Source) -> list[str]:
         f"An image classifier of {len(source.classes)} classes: network {escaped(str(source.about['model']['name']))}, "
         f"{count:,} parameters, images of {channels}x{height}x{width}, exported by generalist {__version__}."
     ]
-    if (recipe := source.recipe) is not None:
+    if source.stages:
+        last, epochs = source.stages[-1], " + ".join(str(stage.train.epochs) for stage in source.stages)
         lines.append(
-            f"The run was trained on {escaped(recipe.data.name)} with the method "
-            f"{escaped(method_of(recipe.learners))}, by a recipe of {recipe.train.epochs} epochs; threat models of the "
-            f"training: {_threats(recipe.threats())}."
+            f"The run was trained on {escaped(last.data.name)} with the method "
+            f"{escaped(method_of(last.learners))}, by a recipe of {epochs} epochs; threat models of the "
+            f"training: {_threats(last.threats())}."
         )
     epoch = "" if source.epoch is None else f" Epoch: {source.epoch}."
     return [*lines, _which(source) + epoch]
@@ -84,14 +85,10 @@ def _which(source: Source) -> str:
 
 def _learner(source: Source) -> LearnerOptions | None:
     """Whose weights the file of a snapshot holds."""
-    if (
-        source.recipe is None
-        or source.run is None
-        or source.file.resolve().parent.parent != source.run.snapshots.resolve()
-    ):
+    if not source.stages or source.run is None or source.file.resolve().parent.parent != source.run.snapshots.resolve():
         return None
     stem = source.file.stem.removesuffix(AVERAGE)
-    return next((learner for learner in source.recipe.learners if learner.name == stem), None)
+    return next((learner for learner in source.stages[-1].learners if learner.name == stem), None)
 
 
 LICENCE = (

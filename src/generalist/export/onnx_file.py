@@ -29,6 +29,9 @@ def write_onnx(source: Source, path: Path) -> list[str]:
     for name in ("onnx", "onnxscript"):  # PyTorch's exporter imports them, and would complain less clearly
         _need(name)
     runtime = _need("onnxruntime")
+    odd = {str(tensor.dtype) for tensor in source.model.parameters() if tensor.dtype != torch.float32}
+    if odd:
+        raise GeneralistError(f"this network computes in {odd.pop()}: ONNX files are written of float32 networks alone")
     data = _traced(source)
     worst = _difference(runtime, data, source)
     if not worst <= TOLERANCE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from generalist.compare import read_summary
 from generalist.core.run import RunDirectory
 from generalist.evaluation.identity import slug, weights_checksum
 from generalist.evaluation.records import SUMMARY
-from generalist.recipe import Recipe, load_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipes
 from generalist.training.artefacts import load_weights
 from generalist.weights import network_of, run_of, weights_file
 
@@ -33,6 +34,9 @@ class Source:
     """The header of the weights file."""
     run: RunDirectory | None
     recipe: Recipe | None
+    """The whole of it."""
+    stages: Sequence[Recipe]
+    """One for each of the run's stages, or the recipe alone; the weights came out of the last."""
 
     @property
     def classes(self) -> list[str]:
@@ -71,7 +75,8 @@ def open_source(path: Path, which: str, *, trust_code: bool) -> Source:
     model = network_of(state, about, file, trust_code=trust_code).eval()
     recipe = load_recipe(run.recipe, trust_code=trust_code) if run is not None else None
     home = run.path if run is not None else file.parent
-    return Source(slug(which if path.is_dir() else file.stem), file, home, model, about, run, recipe)
+    stages = stage_recipes(recipe, trust_code=trust_code) if recipe is not None else []
+    return Source(slug(which if path.is_dir() else file.stem), file, home, model, about, run, recipe, stages)
 
 
 def _weights_of(summary: dict[str, Any]) -> Any:

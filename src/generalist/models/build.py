@@ -17,6 +17,7 @@ from generalist.core.registry import is_import_path, unknown_name
 from generalist.models.normalize import Normalized, NormalizeOptions
 from generalist.models.registry import MODELS, ModelFactory
 from generalist.models.zoo import PREFIX, timm_factory
+from generalist.tensors.flat import constants_of
 from generalist.tensors.modes import frozen
 
 
@@ -70,6 +71,8 @@ def build_model(
     _check_arguments(options.name, factory, arguments)
     try:
         model = _construct(factory, arguments, seed, device)
+        if seed != 0 and isinstance(model, nn.Module) and (tables := constants_of(model)):
+            _take(tables, constants_of(_construct(factory, arguments, 0, device)))
     except GeneralistError:
         raise
     except Exception as error:  # what a factory does not take is the recipe's mistake, and each has errors of its own
@@ -86,6 +89,15 @@ def build_model(
             "give one per channel"
         )
     return Normalized(model, options.normalize)
+
+
+@torch.no_grad()
+def _take(tables: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Tables and masks belong to the architecture, also where a factory draws them: weights of one seed would make no
+    sense behind those of another."""
+    for name, table in tables.items():
+        if name in others and others[name].shape == table.shape:
+            table.copy_(others[name])
 
 
 def check_size(options: ModelOptions, state: Mapping[str, Tensor], *, num_classes: int, shape: Sequence[int]) -> None:

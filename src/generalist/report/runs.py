@@ -18,7 +18,7 @@ from generalist.core.run import RunDirectory
 from generalist.dial import Curve, Measured, read_curve
 from generalist.evaluation.records import SUMMARY
 from generalist.method_names import method_of
-from generalist.recipe import Recipe, load_recipe
+from generalist.recipe import Recipe, load_recipe, stage_recipes
 from generalist.shift_figures import Shifted, read_shift
 
 MOST_RUNS = 100
@@ -187,7 +187,8 @@ def _run(path: Path, name: str, *, trust_code: bool) -> Run:
     curve = read_curve(directory) if (path / "mix" / "curve.json").exists() else None
     epochs = _epochs(directory)
     snapshots = bool(directory.snapshot_epochs())
-    return Run(directory, name, method_of(recipe.learners), recipe, _environment(directory), epochs, curve, snapshots)
+    method = method_of(stage_recipes(recipe, trust_code=trust_code)[-1].learners)
+    return Run(directory, name, method, recipe, _environment(directory), epochs, curve, snapshots)
 
 
 def _epochs(directory: RunDirectory) -> list[Epoch]:

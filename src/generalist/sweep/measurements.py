@@ -14,7 +14,7 @@ from typing import Any, Literal
 from generalist.core.errors import SweepError
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.evaluation.accuracy import NATURAL
-from generalist.recipe import Recipe, stage_recipe
+from generalist.recipe import Recipe, stage_recipe, stage_recipes
 
 
 def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str, Any]:
@@ -33,8 +33,7 @@ def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str
 
 def example_record(recipe: Recipe, *, trust_code: bool = False) -> dict[str, Any]:
     """A record such as the recipe's runs will write, with ones for values: what an expression may name."""
-    if recipe.stages:
-        recipe = stage_recipe(recipe, recipe.stages[-1], trust_code=trust_code)
+    recipe = stage_recipes(recipe, trust_code=trust_code)[-1]
     learners = [learner.name for learner in recipe.learners]
     names = [NATURAL, *(str(threat.build()) for threat in recipe.threats())]
     by_learner = dict.fromkeys(learners, 1.0)

@@ -20,8 +20,9 @@ _ALIGNMENT_BYTES = 128
 
 COUNTER = "num_batches_tracked"
 
-_ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
-_ORDINARY |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
+ORDINARY |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+"""What weights are kept in; nobody can compute with other types."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Slot:
 class Flat:
     """One module, stored flat: `vector` = parameters, then float buffers; `counters` = BatchNorm's step counts.
 
-    Other buffers (index tables, masks) are constants of the architecture and stay where they are.
+    Other buffers (index tables, masks) are constants of the architecture and stay where they are: weights that go with
+    other constants are those of another network.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -115,7 +117,7 @@ class Flat:
                 f"the weights do not fit this architecture: {'missing' if missing else 'unexpected'} tensor {name!r}"
             )
         for name, tensor in state.items():
-            if tensor.dtype not in _ORDINARY:
+            if tensor.dtype not in ORDINARY:
                 raise GeneralistError(f"the weights are damaged: {name!r} holds {tensor.dtype}")
         for slot in self.slots:
             if slot.name not in expected:
@@ -134,7 +136,27 @@ class Flat:
             if not torch.isfinite(state[name]).all() or not 0 <= float(state[name]) < 2**53:
                 raise GeneralistError(f"the weights are damaged: {name!r} is no count")
             counters[i] = int(state[name])
+        for name, constant in constants_of(self.module).items():
+            if name in expected and not torch.equal(state[name].to(constant), constant):
+                raise GeneralistError(
+                    f"the weights do not fit this architecture: they go with another {name!r}, of which no training "
+                    "changes anything; make it without chance"
+                )
         return vector, counters
+
+    @torch.no_grad()
+    def become(self, state: Mapping[str, Tensor]) -> None:
+        """The network that a state dict describes, its constants included."""
+        for name, constant in constants_of(self.module).items():
+            if name in state and state[name].shape == constant.shape and state[name].dtype in ORDINARY:
+                constant.copy_(state[name])
+        self.load(*self.read(state))
+
+
+def constants_of(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers that training leaves alone: neither floats nor BatchNorm's counts."""
+    named = module.named_buffers()
+    return {name: b for name, b in named if not b.is_floating_point() and name.rpartition(".")[2] != COUNTER}
 
 
 def _lay_out(tensors: list[tuple[str, Tensor]], start: int = 0) -> tuple[list[Slot], int]:
