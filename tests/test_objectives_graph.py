@@ -10,6 +10,7 @@ import torch
 from objectives_toy import make_toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from generalist.api import train
 from generalist.core.run import RunDirectory
 from generalist.data.options import load_splits
 from generalist.recipe import load_recipe
@@ -59,9 +60,9 @@ def test_nothing_waits_for_the_device(tmp_path: Path, objective: Any) -> None:
     assert len(gradients) == len(list(toy.model.parameters())) and "loss" in metrics
 
 
-def iterations(path: Path, name: str, engine: str, steps: int) -> torch.Tensor:
+def iterations(path: Path, name: str, engine: str, steps: int, *more: str) -> torch.Tensor:
     """The learner's weights after `steps` iterations."""
-    changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50"]
+    changes = [f"train.engine={engine}", "train.precision=fp64", "train.epochs=2", "validation.images=50", *more]
     job = load_recipe(f"baseline-digits-{name}", overrides=["model.width=4", *changes])
     path.mkdir()
     trainer = Trainer(job, RunDirectory(path), load_splits(job.data), device=torch.device("cuda"))
@@ -85,4 +86,12 @@ def iterations(path: Path, name: str, engine: str, steps: int) -> torch.Tensor:
 def test_graph_equals_eager_in_float64(tmp_path: Path, name: str) -> None:
     """30 iterations of two epochs of 17: fat's tau, agr's steering and part's masks change among them."""
     eager, graph = (iterations(tmp_path / engine, name, engine, 30) for engine in ("eager", "graph"))
+    assert float((eager - graph).abs().max()) < 1e-9 and float(eager.abs().max()) > 0.1
+
+
+@pytest.mark.gpu
+def test_graph_equals_eager_with_helper_images(tmp_path: Path) -> None:
+    teacher = train("digits-nt", overrides=["model.width=4", "train.epochs=2"], out=tmp_path / "teacher", device="cpu")
+    objective = f"learners.0.objective={{kind: hat, teacher: {teacher.path}}}"
+    eager, graph = (iterations(tmp_path / engine, "at", engine, 30, objective) for engine in ("eager", "graph"))
     assert float((eager - graph).abs().max()) < 1e-9 and float(eager.abs().max()) > 0.1
