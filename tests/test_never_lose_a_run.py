@@ -19,6 +19,7 @@ from training_helpers import NATURAL, ROBUST, make_trainer, tiny_images, tiny_re
 
 from generalist import api
 from generalist import stages as stages_module
+from generalist.console import show_run
 from generalist.core.errors import InterruptedRunError, RunError
 from generalist.core.files import sha256
 from generalist.core.run import RunDirectory
@@ -314,6 +315,83 @@ def test_a_folder_with_files_of_somebody_else_is_no_new_run(tmp_path: Path, name
     with pytest.raises(RunError, match="exists already; it is no run: choose another --out"):
         api_train(quick(), out)
     assert contents(out) == {name: text.encode()}
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_log_that_a_power_cut_has_torn_is_gone_on_with(tmp_path: Path, cut: int) -> None:
+    """Its half line was kept, the next one written behind it, and the run could not be read any more."""
+    recipe = quick(train={"checkpoint_epochs": 1})
+    with pytest.raises(InterruptedRunError):
+        api_train(recipe, tmp_path / "torn", listener=stop_at(7))  # three iterations an epoch
+    metrics = RunDirectory(tmp_path / "torn").metrics
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-cut])
+    resumed = api_train(recipe, tmp_path / "torn", resume=True)
+    assert [record["epoch"] for record in resumed.read_metrics()] == [1, 3, 4]
+    assert sha256(resumed.last) == sha256(api_train(recipe, tmp_path / "whole").last)
+
+
+@pytest.mark.parametrize("name", ["stages/one/recipe.yaml", ".lock"])
+def test_a_folder_with_a_file_of_a_run_s_name_is_no_new_run(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "run"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("precious")
+    recipe = tiny_recipe([NATURAL], stages=[{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two"}])
+    with pytest.raises(RunError, match="exists already; it is no run: choose another --out"):
+        api_train(recipe, out)
+    assert contents(out) == {name: b"precious"}
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999"])
+def test_an_environment_without_numbers_is_damaged(tmp_path: Path, text: str) -> None:
+    recipe = quick()
+    with pytest.raises(InterruptedRunError):
+        api_train(recipe, tmp_path / "run", listener=stop_at(4))
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(environment.read_text().replace("{", f'{{"x": {text},', 1))
+    with pytest.raises(RunError, match=r"environment\.json is damaged: .* is no number"):
+        api_train(recipe, tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_with_numbers_that_are_none_is_refused(tmp_path: Path) -> None:
+    recipe = quick(train={"checkpoint_epochs": 1})
+    with pytest.raises(InterruptedRunError):
+        api_train(recipe, tmp_path / "run", listener=stop_at(4))
+    run = RunDirectory(tmp_path / "run")
+    found = checkpoints.load_newest(run, warn=print)
+    assert found is not None
+    found.tensors["live.global.count"].fill_(float("nan"))
+    checkpoints.save(run, found, step=99)
+    with pytest.raises(RunError, match=r"the checkpoint is damaged: 'global\.count' is not finite"):
+        api_train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [{"validation": {}}, {"validation": 1}, {"validation": {"accuracy": {"global": 3}}}, {"best_epoch": "x"}],
+    ids=str,
+)
+def test_a_record_without_a_whole_validation_is_told(tmp_path: Path, spoiled: dict[str, Any]) -> None:
+    run = api_train(quick(train={"epochs": 1}, validation={"every": 1}), tmp_path / "run")
+    show_run(run)
+    run.metrics.write_text(json.dumps(run.read_metrics()[-1] | spoiled) + "\n")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: epoch 1 has no whole validation"):
+        show_run(run)
+
+
+def test_images_a_second_are_of_images_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    recipe = quick(train={"epochs": 1, "batch_size": 10**6, "last_batch": "keep"}, validation={"every": 1})
+    trainer = make_trainer(recipe, tmp_path)
+    end = trainer._end_epoch
+
+    def count(epoch: int, *, images: int, seconds: float) -> None:
+        counted.append(images)
+        end(epoch, images=images, seconds=seconds)
+
+    monkeypatch.setattr(trainer, "_end_epoch", count)
+    trainer.run()
+    assert counted == [18]
 
 
 def test_a_signal_at_the_end_of_a_stage_stops_before_the_next(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from generalist.objectives.distil import Distilled
 from generalist.recipe import load_recipe
 from generalist.training.artefacts import load_weights
 
-AT: dict[str, Any] = {"kind": "at-distil", "weight": 0.3, "temperature": 2.0, "decay": 0.9}
+TAUGHT: dict[str, Any] = {"kind": "at-distil", "weight": 0.3, "temperature": 2.0}
+AT: dict[str, Any] = {**TAUGHT, "decay": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def test_a_learner_that_is_not_beside_it_is_refused(name: str) -> None:
 
 def test_an_average_starts_anew_with_new_weights_and_a_run_does_not(taught: Path, tmp_path: Path) -> None:
     for i, teacher in enumerate((None, str(taught))):
-        toy = Toy({**AT, "teacher": teacher}, tmp_path / str(i))
+        toy = Toy({**TAUGHT, "teacher": teacher}, tmp_path / str(i))
         distilled(toy).epoch_start(1)
         before = copy.deepcopy(distilled(toy).teacher.network.state_dict())
         disturb(toy)
@@ -216,8 +217,21 @@ def test_a_weight_that_is_no_share_is_refused(weight: Any) -> None:
         recipe_of({**AT, "weight": weight})
 
 
+@pytest.mark.parametrize("idle", [{"match": "logits", "temperature": 8}, {"teacher": "a", "decay": 0.5}])
+def test_options_that_would_do_nothing_are_refused(idle: dict[str, Any]) -> None:
+    with pytest.raises(GeneralistError, match=r"learners\.0\.objective: (temperature|decay): .*leave it out"):
+        recipe_of({"kind": "at-distil", **idle})
+
+
+def test_an_average_of_points_of_a_curve_is_refused() -> None:
+    curve = {"kind": "rmc", "ends": ["a", "b"]}
+    with pytest.raises(GeneralistError, match="'at-distil' would average points of the curve; give it a teacher"):
+        recipe_of({**curve, "around": {"kind": "awp", "around": "at-distil"}})
+    recipe_of({**curve, "around": {"kind": "at-distil", "teacher": "a"}})
+
+
 def test_another_architecture_is_refused(taught: Path, tmp_path: Path) -> None:
-    toy = Toy({**AT, "teacher": str(taught)}, tmp_path)
+    toy = Toy({**TAUGHT, "teacher": str(taught)}, tmp_path)
     toy.model.linear = nn.Linear(7, 3)
     with pytest.raises(GeneralistError, match=r"objective\.teacher: .* another architecture: 'linear\.weight' differs"):
         toy.objective.epoch_start(1)
@@ -244,11 +258,11 @@ def test_resumes_with_a_learner_beside_it(after: int, tmp_path: Path) -> None:
 def test_resumes_though_the_teacher_has_gone(taught: Path, tmp_path: Path) -> None:
     lent = tmp_path / "lent"
     shutil.copytree(taught, lent)
-    toy = Toy({**AT, "teacher": str(lent)}, tmp_path / "run")
+    toy = Toy({**TAUGHT, "teacher": str(lent)}, tmp_path / "run")
     distilled(toy).epoch_start(1)
     kept = {name: tensor.clone() for name, tensor in toy.objective.state_dict().items()}
     shutil.rmtree(lent)
-    other = Toy({**AT, "teacher": str(lent)}, tmp_path / "resumed")
+    other = Toy({**TAUGHT, "teacher": str(lent)}, tmp_path / "resumed")
     other.objective.load_state_dict(kept)
     other.objective.epoch_start(2)
     assert all(torch.equal(kept[name], tensor) for name, tensor in other.objective.state_dict().items())

@@ -165,6 +165,13 @@ def test_what_does_not_attack_each_image_once_is_refused(around: Any) -> None:
         recipe_of({"kind": "hat", "teacher": "#natural", "around": around})
 
 
+def test_a_curve_is_not_wrapped() -> None:
+    with pytest.raises(RecipeError, match="'awp' moves the weights for its loss alone: put 'hat' inside of it"):
+        recipe_of(
+            {"kind": "hat", "teacher": "a", "around": {"kind": "awp", "around": {"kind": "rmc", "ends": ["a", "b"]}}}
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -12,7 +12,7 @@ from generalist.core.run import RunDirectory
 from generalist.evaluation.summary import Evaluation
 from generalist.recipe import load_recipe
 from generalist.shipped import shipped_names
-from generalist.stages import plan_runs
+from generalist.stage_plans import plan_runs
 
 NORMS = {
     "at-linf-l2": ["linf:0.1", "l2:0.45"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ from several_norms_helpers import (
     train_inside_a_generalist,
 )
 from torch import Tensor, nn
-from training_helpers import TinyNet, train
+from training_helpers import TinyNet, make_trainer, train
 
+from generalist.core.errors import DivergedError
 from generalist.models.registry import MODELS
 from generalist.objectives.ramp import Ramp, merged, paired_divergence
 from generalist.training.global_learner import GlobalLearner
@@ -149,17 +151,22 @@ def test_inside_a_generalist_the_global_learner_goes_with_the_merge(
     seen, follow = [], GlobalLearner.follow
 
     def followed(
-        mixed: GlobalLearner, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor
+        mixed: GlobalLearner, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor, *, steps: int
     ) -> None:
         before = mixed.vector.clone()
-        follow(mixed, learners, moved, gammas)
-        seen.append((before, moved, mixed.vector.clone()))
+        follow(mixed, learners, moved, gammas, steps=steps)
+        kept = [min(float(mixed.decay), (k + 1) / (k + 10)) for k in range(int(mixed.count) - steps, int(mixed.count))]
+        seen.append((before, moved, mixed.vector.clone(), kept))
 
     monkeypatch.setattr(GlobalLearner, "follow", followed)
     merging = train_inside_a_generalist(RAMP, tmp_path / "merging")
-    before, moved, after = seen[0]
+    before, moved, after, kept = seen[0]
     assert moved[0].abs().max() > 1e-4 and not moved[1].any()
-    torch.testing.assert_close(after, before + 0.5 * moved[0], rtol=0, atol=1e-12)
+    share = 0.0  # as far as an average of weights that had moved with the epoch's iterations
+    for k, old in enumerate(kept):
+        share = old * share + (1 - old) * (k + 1) / len(kept)
+    assert 0 < share < 1
+    torch.testing.assert_close(after, before + 0.5 * share * moved[0], rtol=0, atol=1e-12)
     not_merging = train_inside_a_generalist({**RAMP, "clean_share": 0}, tmp_path / "not-merging")
     assert (merging.global_learner.vector - not_merging.global_learner.vector).abs().max() > 1e-4
 
@@ -200,3 +207,27 @@ def test_a_parameter_that_takes_no_part_in_the_loss_has_no_gradient(
     found, _ = toy.gradients()
     names = [name for name, _ in toy.model.named_parameters()]
     assert not found[names.index("idle")].any() and found[names.index("linear.weight")].any()
+
+
+def test_a_long_merge_leaves_a_network_that_answers(tmp_path: Path) -> None:
+    """Averages were moved all the way, and their variances became negative: they answered nan to every image."""
+    recipe = recipe_of({**RAMP, "clean_share": 1}, epochs=6, averaging={"decay": 0.99, "warmup": False})
+    slow = {"decay": 0.99, "warmup": False, "redistribution": {"every": 0}}
+    trainer = train(recipe.model_copy(update={"mixing": recipe.mixing.model_validate(slow)}), tmp_path)
+    learner = trainer.learners[0]
+    assert learner.average is not None
+    for vector in (trainer.global_learner.vector, learner.average.vector):
+        variances = learner.flat.state_dict(vector)["norm.running_var"]
+        assert bool((variances > 0).all())
+
+
+def test_a_global_learner_that_answers_nan_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(recipe_of(RAMP), tmp_path)
+
+    def spoil(*args: Any, **settings: Any) -> None:
+        trainer.global_learner.vector.fill_(float("nan"))
+
+    trainer.global_learner.follow = spoil  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match="the global learner, the learners' mix, answers nan or inf after epoch 1"):
+        trainer.run()
+    assert not trainer.directory.model.exists()

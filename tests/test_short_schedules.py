@@ -17,7 +17,7 @@ from generalist.objectives.base import build_objective
 from generalist.objectives.part import PixelReweighted
 from generalist.recipe import Recipe, load_recipe, stage_recipe
 from generalist.shipped import shipped_names
-from generalist.stages import plan_runs
+from generalist.stage_plans import plan_runs
 from generalist.training.options import LearnerOptions
 
 FAMILY = "cifar10-resnet18"

@@ -18,7 +18,7 @@ from generalist.core.errors import GeneralistError, InterruptedRunError, RecipeE
 from generalist.core.run import RunDirectory
 from generalist.data.options import load_splits
 from generalist.recipe import load_recipe
-from generalist.stages import Plan
+from generalist.stage_plans import Plan
 from generalist.training.artefacts import artefact_file, load_weights
 from generalist.training.loop import Listener
 
@@ -245,6 +245,27 @@ def test_learners_start_from_different_stages(tmp_path: Path) -> None:
 def _still(learners: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The learners with steps too small to change a float32 weight."""
     return [{**learner, "optimizer": {"lr": 1e-30, "weight_decay": 0.0}} for learner in learners]
+
+
+def test_a_learner_may_start_fresh_beside_one_that_does_not(tmp_path: Path) -> None:
+    stages = [RECIPE["stages"][0], {"name": "main", "start": {"linf": "fresh", "natural": "warm-up"}}]
+    said = train({**RECIPE, "stages": stages}, out=tmp_path / "said", device="cpu")
+    stages = [RECIPE["stages"][0], {"name": "main", "start": {"natural": "warm-up"}}]
+    left_out = train({**RECIPE, "stages": stages}, out=tmp_path / "left-out", device="cpu")
+    assert said.last.read_bytes() == left_out.last.read_bytes()
+
+
+def test_a_stage_that_could_not_take_what_an_earlier_one_leaves_is_refused_before_that_trains(tmp_path: Path) -> None:
+    """A run keeps its recipe: it could never have ended."""
+    wide = {"model": {"name": "small", "width": 16}}
+    stages = [RECIPE["stages"][0], {"name": "main", "start": "warm-up", "change": wide}]
+    with pytest.raises(
+        RecipeError, match=r"stages\.main.*'warm-up' is another network: there '.*' is \(.*\), and here"
+    ):
+        train({**RECIPE, "stages": stages}, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    stages[1]["start"] = "fresh"
+    train({**RECIPE, "stages": stages}, out=tmp_path / "run", device="cpu")
 
 
 def test_a_start_for_a_learner_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from training_helpers import (
 )
 
 from generalist.core.errors import GeneralistError
-from generalist.training.learner import resting
+from generalist.training.learner import resting, resting_weights
 from generalist.training.loop import Trainer
 
 ALONE = {"redistribution": {"every": 0}}
@@ -72,9 +72,31 @@ def test_statistics_are_learnt_where_batchnorm_is_trained(tmp_path: Path) -> Non
     assert not torch.equal(after["norm.running_mean"], before["norm.running_mean"])
 
 
-@pytest.mark.parametrize("objective", ["ramp", {"kind": "awp", "around": "at"}, "ar-at"], ids=str)
-def test_objectives_that_touch_the_weights_themselves(tmp_path: Path, objective: Any) -> None:
-    learner = {**ROBUST, "objective": objective, "trains": ["linear"]}
+@pytest.mark.parametrize("objective", ["ramp", {"kind": "awp", "around": "ar-at"}], ids=str)
+def test_a_second_network_that_would_be_trained_whole_is_refused(objective: Any) -> None:
+    with pytest.raises(GeneralistError, match="trains a second network, all of it; leave `trains` out"):
+        tiny_recipe([{**ROBUST, "objective": objective, "trains": ["linear"]}])
+
+
+def test_an_attack_that_would_wake_the_rest_is_refused() -> None:
+    with pytest.raises(GeneralistError, match="would put the resting part into training mode"):
+        tiny_recipe([{**ROBUST, "attack": {"batchnorm": "train"}, "trains": ["linear"]}])
+
+
+def test_a_weight_that_is_also_in_the_part_is_trained() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.tail = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.tail.weight = self.stem.weight
+
+    model = Tied()
+    fixed = resting_weights(model, resting(model, ["tail"], learner="one"))
+    assert [id(tensor) for tensor in fixed] == [id(model.stem.bias)]
+
+
+def test_an_objective_that_touches_the_weights_itself(tmp_path: Path) -> None:
+    learner = {**ROBUST, "objective": {"kind": "awp", "around": "at"}, "trains": ["linear"]}
     trainer = make_trainer(tiny_recipe([learner], mixing=ALONE), tmp_path)
     before = state(trainer)
     trainer.run()

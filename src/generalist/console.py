@@ -18,7 +18,7 @@ from rich.table import Table
 
 from generalist._version import __version__
 from generalist.core import ranks
-from generalist.core.errors import GeneralistError
+from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -167,11 +167,22 @@ def accuracy_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table
     return table
 
 
+def _check_validated(record: dict[str, Any], run: RunDirectory) -> None:
+    found = record["validation"]
+    accuracy = found.get("accuracy") if isinstance(found, dict) else None
+    rows = list(accuracy.values()) if isinstance(accuracy, dict) else []
+    numbers = [value for row in rows if isinstance(row, dict) for value in row.values()]
+    whole = rows and all(isinstance(row, dict) for row in rows) and all(isinstance(n, int | float) for n in numbers)
+    if not whole or not isinstance(record.get("best_epoch"), int):
+        raise RunError(f"{run.metrics} is damaged: epoch {record['epoch']} has no whole validation")
+
+
 def show_run(run: RunDirectory) -> None:
     """The last validation of a finished run, and where its files lie."""
     validated = [record for record in run.read_metrics() if "validation" in record]
     if validated:
         last = validated[-1]
+        _check_validated(last, run)
         title = f"Accuracy (%) on the validation images, epoch {last['epoch']}"
         print_table(accuracy_table(title, last["validation"]["accuracy"]))
         console.print(f"best epoch by the recipe's rule, kept in model.safetensors: {last['best_epoch']}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +93,10 @@ class RunDirectory:
                 found = RunDirectory(path.parent).read_environment()
                 if found is None or "generalist" not in found:  # somebody else's, of the same name
                     return False
+            if path.name == "recipe.yaml" and not (path.parent / "environment.json").is_file():  # that one comes first
+                return False
+            if path.name == ".lock" and path.stat().st_size > 0:
+                return False
         return True
 
     def keeps(self, path: Path) -> bool:
@@ -117,12 +123,29 @@ class RunDirectory:
                 raise RunError(f"{self.metrics} is damaged: line {number}: epoch is no whole number")
         return records
 
+    def append_metrics(self, line: bytes) -> None:
+        """On the disk before anything that comes after it."""
+        with clear_write_errors(self.metrics), self.metrics.open("ab") as stream:
+            stream.write(line)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def cut_metrics(self, size: int) -> int:
+        """Forget what lies beyond so many bytes, and what is left of a line there; returns what remains."""
+        if not self.metrics.exists():  # a file that is opened to be cut would be made
+            return 0
+        with clear_write_errors(self.metrics), self.metrics.open("rb+") as stream:
+            # A power cut may have taken the log's end, in the middle of a line, but left the checkpoint.
+            whole = stream.read(size).rfind(b"\n") + 1
+            stream.truncate(whole)
+        return whole
+
     def read_environment(self) -> dict[str, Any] | None:
         """What environment.json says; None where there is none."""
         if not self.environment.is_file():
             return None
         try:
-            found = json.loads(self.environment.read_bytes())
+            found = json.loads(self.environment.read_bytes(), parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{self.environment} is damaged: {error}") from error
         if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
@@ -138,11 +161,19 @@ class RunDirectory:
                 raise RunError(f"{path} is a link, and writing to it would change another file: remove it")
         with clear_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("w")
+            stream = lock.open("a")  # what somebody has in a file of that name stays
         with stream:
             if not try_lock(stream, self.path):
                 raise RunError(f"{self.path} is in use by another process")
             yield
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite(text: str) -> float:
+    return value if math.isfinite(value := float(text)) else _refuse(text)
 
 
 def next_free(parent: Path, name: str) -> Path:

@@ -83,6 +83,7 @@ class RepresentationRegularized(AdversarialTraining):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ArAtOptions
+    trains_copy = True
     separable = False  # the predictors have BatchNorm and gradients of their own
 
     def __init__(self, options: ArAtOptions) -> None:

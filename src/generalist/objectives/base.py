@@ -189,6 +189,9 @@ class Objective:
     """Whether `prepare` makes `adversarial`, each image of the batch under attack: what an objective around it may
     build on."""
 
+    trains_copy: ClassVar[bool] = False
+    """Whether it trains a second network beside the learner's: all of it, whatever the learner's `trains` says."""
+
     variants: tuple[str, ...] = ("default",)
     """The shapes that a batch can take: one captured graph each; `variant` picks, on the host. Known after `setup`; a
     wrapper has those of what it wraps."""

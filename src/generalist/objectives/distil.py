@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from generalist.core.options import Decay, Positive
@@ -55,6 +55,14 @@ class DistillationOptions(ObjectiveOptions):
         if not all(0 <= value <= 1 for value in weight.values):
             raise ValueError("its values are shares of the loss: from 0 to 1")
         return weight
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        if self.match == "logits" and self.temperature != 1:
+            raise ValueError("temperature: logits are matched as they are; leave it out, or match probabilities")
+        if self.teacher is not None and self.decay != 0.999:
+            raise ValueError("decay: only an average of the learner's own weights has one; leave it out with a teacher")
+        return self
 
 
 class Distilled(Objective):

@@ -27,9 +27,9 @@ class FastATOptions(ObjectiveOptions):
 class FastAdversarialTraining(AdversarialTraining):
     """Minimises CE(x'), x' one steepest step of 1.25 eps from a uniform start in the ball (Wong et al., 2020).
 
-    Of the learner's `attack` only `batchnorm` is used. The authors' short training (15 epochs) with a learning rate
-    that rises and falls is the recipe's `schedule`. Costs 2 forward and backward passes, a fifth of AT with 10
-    steps.
+    Of the learner's `attack` only `batchnorm` and `scale` are used. The authors' short training (15 epochs) with a
+    learning rate that rises and falls is the recipe's `schedule`. Costs 2 forward and backward passes, a fifth of AT
+    with 10 steps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = FastATOptions

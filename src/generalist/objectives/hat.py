@@ -24,7 +24,7 @@ from generalist.objectives.base import (
 )
 from generalist.objectives.teacher import Source, Teacher, companions_of, sources_of
 from generalist.objectives.trades import TradesOptions
-from generalist.objectives.wrapper import Wrapper, WrapperOptions
+from generalist.objectives.wrapper import Wrapper, WrapperOptions, innermost
 from generalist.tensors.modes import restored
 from generalist.tensors.state import under
 
@@ -52,9 +52,9 @@ class HatOptions(WrapperOptions):
     @field_validator("around")
     @classmethod
     def _attacks_images(cls, around: ObjectiveOptions) -> ObjectiveOptions:
-        inside = around
-        while isinstance(inside, WrapperOptions):
-            inside = inside.around
+        if class_of(around).chooses_network(around):
+            raise ValueError(f"{around.kind!r} moves the weights for its loss alone: put 'hat' inside of it")
+        inside = innermost(around)
         if not class_of(inside).attacks_each:
             raise ValueError(f"{inside.kind!r} does not attack each image once; use trades, at, mart or the like")
         return around

@@ -71,6 +71,7 @@ class Ramp(SeveralNorms):
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RampOptions
+    trains_copy = True
     separable = False  # its divergence is a mean over the samples that are right, and the copy has gradients of its own
 
     def __init__(self, options: RampOptions) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from generalist.attacks.accuracy import logits_of
@@ -24,9 +24,10 @@ from generalist.objectives.base import (
     ObjectiveOptions,
     Progress,
 )
+from generalist.objectives.distil import DistillationOptions
 from generalist.objectives.msd import MsdOptions
 from generalist.objectives.teacher import Source
-from generalist.objectives.wrapper import Wrapper, WrapperOptions
+from generalist.objectives.wrapper import Wrapper, WrapperOptions, innermost
 from generalist.tensors.batchnorm import reestimate, tracked
 from generalist.tensors.modes import computing_in
 from generalist.tensors.state import under
@@ -47,6 +48,14 @@ class RmcOptions(WrapperOptions):
 
     around: ObjectiveChoice = MsdOptions()
     """The objective at each point of the curve."""
+
+    @field_validator("around")
+    @classmethod
+    def _teacher_of_its_own(cls, around: ObjectiveOptions) -> ObjectiveOptions:
+        inside = innermost(around)
+        if isinstance(inside, DistillationOptions) and inside.teacher is None:
+            raise ValueError(f"{inside.kind!r} would average points of the curve; give it a teacher")
+        return around
 
     points: int = Field(default=11, ge=2, le=1001)
     """How many values of t, evenly spaced from 0 to 1, are compared on the validation images before each validation.

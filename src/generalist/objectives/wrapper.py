@@ -112,3 +112,10 @@ class Wrapper(Objective):
 def _around(options: ObjectiveOptions) -> ObjectiveOptions:
     assert isinstance(options, WrapperOptions)
     return options.around
+
+
+def innermost(options: ObjectiveOptions) -> ObjectiveOptions:
+    """What all wrappers are around in the end."""
+    while isinstance(options, WrapperOptions):
+        options = options.around
+    return options

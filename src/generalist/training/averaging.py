@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from generalist.tensors.averages import truncated_mean, warm_decay
+from generalist.tensors.averages import evenly, trailing, truncated_mean, warm_decay
 from generalist.tensors.flat import Flat
 from generalist.training.options import AveragingOptions
 
@@ -26,6 +26,11 @@ class Average:
         new = truncated_mean(self.counters, flat.counters, decay) if self.truncate else flat.counters
         self.counters.copy_(new)
         self.count.add_(1)
+
+    def trail(self, steps: int) -> list[float]:
+        """How far it has come, iteration by iteration, behind weights that moved by 1 in the last so many."""
+        count, decay, warmup = int(self.count), self.options.decay, self.options.warmup
+        return trailing(evenly(steps), count=count, decay=decay, warmup=warmup)
 
     def restart(self, flat: Flat) -> None:
         self.vector.copy_(flat.vector)

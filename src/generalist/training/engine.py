@@ -116,8 +116,9 @@ class EagerEngine:
             for learner, found in zip(self.own, metrics, strict=True)
             for name, value in found.items()
         }
-        for key in values.keys() - self.sums.keys():
-            self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for key in values:  # in their order: metrics.jsonl keeps it
+            if key not in self.sums:
+                self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
         return [self.sums[key] for key in values], list(values.values())
 
     def step_learners(self, batch: Batch, among: Sequence[int]) -> dict[int, Metrics]:

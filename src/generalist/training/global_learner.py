@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from generalist.tensors.averages import truncated_mean, warm_decay
+from generalist.tensors.averages import evenly, trailing, truncated_mean, warm_decay
 from generalist.training.learner import Learner
 from generalist.training.mixing_options import MixingOptions
 from generalist.training.options import lead_index
@@ -44,13 +44,18 @@ class GlobalLearner:
         self.count.add_(1)
 
     @torch.no_grad()
-    def follow(self, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor) -> None:
-        """Go with the learners that an epoch's end has moved: redistribution may come before the next iteration."""
+    def follow(self, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor, *, steps: int) -> None:
+        """Go with the learners that an epoch's end has moved, redistribution may come before the next iteration: as far
+        as if they had moved with the epoch's `steps` iterations."""
         if float(self.decay) == 0:
             self.update(learners, gammas)
             return
+        count, decay, warmup = int(self.count), float(self.decay), self.options.warmup
         for a, move in moved.items():
-            self._shift(gammas[a] * move)
+            if move.any():
+                average = learners[a].average if self.options.source == "averaged" else None
+                path = evenly(steps) if average is None else average.trail(steps)
+                self._shift(gammas[a] * move * trailing(path, count=count, decay=decay, warmup=warmup)[-1])
 
     def _shift(self, move: Tensor) -> None:
         self.vector.add_(move)

@@ -55,7 +55,7 @@ class Learner:
                 raise GeneralistError(f"parameter {name!r} is frozen, but learners train all: set requires_grad")
         self.flat = Flat(model)
         self.resting = resting(model, options.trains, learner=self.name)
-        self.fixed = [tensor.data for module in self.resting for tensor in module.parameters(recurse=False)]
+        self.fixed = [tensor.data for tensor in resting_weights(model, self.resting)]
         self.gradient = torch.zeros_like(self.flat.parameters)
         self.optimizer = build_optimizer(options.optimizer, self.flat.parameters)
         layers = list(tracked(model).values())
@@ -125,14 +125,15 @@ class Learner:
         return metrics
 
     @torch.no_grad()
-    def end_epoch(self, epoch: int) -> Tensor:
-        """What the objective does after the last iteration; how far that has moved the weights, the average alike."""
+    def end_epoch(self, epoch: int, *, steps: int) -> Tensor:
+        """What the objective does after the last of `steps` iterations; how far that has moved the weights. An average
+        goes as far as if they had moved with these iterations: any farther, and variances could become negative."""
         before = self.flat.vector.clone()
         with restored(self.fixed):
             self.objective.epoch_end(epoch)
         moved = self.flat.vector - before
-        if self.average:
-            self.average.vector.add_(moved)
+        if self.average and moved.any():
+            self.average.vector.add_(moved, alpha=self.average.trail(steps)[-1])
         return moved
 
     def _augmented(self, batch: Batch, progress: Progress) -> Batch:
@@ -210,3 +211,10 @@ def resting(model: nn.Module, trains: Sequence[str], *, learner: str) -> list[nn
     if not any(True for module in inside for _ in module.parameters()):
         raise GeneralistError(f"learner {learner!r}: trains: there are no weights in {', '.join(trains):.80}")
     return [module for module in model.modules() if module not in inside]
+
+
+def resting_weights(model: nn.Module, resting: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of these modules; one that a trained module shares is trained."""
+    trained = {id(p) for module in model.modules() if module not in resting for p in module.parameters(recurse=False)}
+    found = (parameter for module in resting for parameter in module.parameters(recurse=False))
+    return [parameter for parameter in found if id(parameter) not in trained]

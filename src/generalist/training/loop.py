@@ -16,8 +16,7 @@ from torch import Tensor
 
 from generalist._version import __version__
 from generalist.core.distributed import Group
-from generalist.core.errors import InterruptedRunError, RunError
-from generalist.core.files import clear_write_errors
+from generalist.core.errors import DivergedError, InterruptedRunError, RunError
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
@@ -166,7 +165,7 @@ class Trainer:
                 learner.objective.epoch_start(epoch)
         batches = self._batches(epoch)[done:]
         every_iteration = redistribution.when == "every-iteration" and redistribution.due(epoch, train.epochs)
-        started, first = time.monotonic(), self.step
+        started = time.monotonic()
         feed = self.engine.feed(
             self.train_images, batches, epoch=epoch, seed=train.seed, options=self.job.data.augmentation
         )
@@ -180,7 +179,7 @@ class Trainer:
             self.step += 1
             self.listener.iteration(self.step, train.epochs * self.steps_per_epoch)
             self._between_iterations(request, epoch)
-        self._end_epoch(epoch, images=(self.step - first) * train.batch_size, seconds=time.monotonic() - started)
+        self._end_epoch(epoch, images=sum(map(len, batches)), seconds=time.monotonic() - started)
         if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
             self._answer(self._agree(request)[0], epoch)
 
@@ -216,8 +215,8 @@ class Trainer:
         """Validate, measure, snapshot, redistribute, in this order; then log and checkpoint."""
         train, last = self.job.train, epoch == self.job.train.epochs
         self.engine.check_finite(weights=True)
-        moved = {a: self.learners[a].end_epoch(epoch) for a in self.parallel.own}
-        self.global_learner.follow(self.learners, moved, self.engine.gammas)
+        moved = {a: self.learners[a].end_epoch(epoch, steps=self.steps_per_epoch) for a in self.parallel.own}
+        self.global_learner.follow(self.learners, moved, self.engine.gammas, steps=self.steps_per_epoch)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
         if last or epoch % self.job.validation.every == 0:
@@ -265,6 +264,12 @@ class Trainer:
         for name, loss in found.task_loss.items():
             if not math.isfinite(loss):  # finite weights can still be too large for finite logits
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
+        if not found.finite:
+            raise DivergedError(
+                f"the global learner, the learners' mix, answers nan or inf after epoch {epoch}; the last checkpoint "
+                "before that is kept. Let them meet more often (mixing.redistribution), or mix less of the others "
+                "(mixing.gamma)"
+            )
         self.regret.add(found.clipped_loss)
         score = found.score(self.job.validation)
         if self.best is None or is_best(score, self.best, self.job):
@@ -311,8 +316,7 @@ class Trainer:
         if not self.group.first:
             return
         line = (json.dumps(without_nan(record), allow_nan=False) + "\n").encode()
-        with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
-            stream.write(line)
+        self.directory.append_metrics(line)
         self.metrics_bytes += len(line)
         self.listener.epoch(record)
 
@@ -357,8 +361,11 @@ class Trainer:
         if found is None:
             return False
         values = self._checked(checkpoints.Values.parse(found.values))
-        sums = under("sums.", found.tensors)
-        restore(self.live_tensors(), under("live.", found.tensors))
+        sums, live = under("sums.", found.tensors), under("live.", found.tensors)
+        for name, tensor in live.items():
+            if not bool(torch.isfinite(tensor).all()):  # none is written so
+                raise RunError(f"the checkpoint is damaged: {name!r} is not finite")
+        restore(self.live_tensors(), live)
         self.global_learner.restored()
         for learner in self.learners:
             learner.objective.load_state_dict(under(f"objective.{learner.name}.", found.tensors))
@@ -385,10 +392,4 @@ class Trainer:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
         if not self.group.first:
             return
-        if not self.directory.metrics.exists():  # a file that is opened to be cut would be made
-            self.metrics_bytes = 0
-            return
-        with clear_write_errors(self.directory.metrics), self.directory.metrics.open("ab") as stream:
-            # A power cut may have taken the log's end but left the checkpoint; truncating never lengthens.
-            self.metrics_bytes = min(self.metrics_bytes, stream.tell())
-            stream.truncate(self.metrics_bytes)
+        self.metrics_bytes = self.directory.cut_metrics(self.metrics_bytes)

@@ -22,6 +22,7 @@ from generalist.data.options import DataOptions
 from generalist.models import ModelOptions
 from generalist.objectives import ObjectiveChoice
 from generalist.objectives.base import class_of
+from generalist.objectives.wrapper import innermost
 from generalist.tensors.optimizers import LEAD, OptimizerOptions
 from generalist.training.mixing_options import MixingOptions, Name, RedistributionOptions
 from generalist.training.parallel_options import ParallelOptions
@@ -120,6 +121,14 @@ class LearnerOptions(Options):
             raise ValueError(f"objective {kind!r} needs a threat; add `threat: {{norm: linf, eps: 8/255}}`")
         if not adversarial and self.threat is not None:
             raise ValueError(f"objective {kind!r} makes no adversarial examples; remove `threat` or use `at`")
+        return self
+
+    @model_validator(mode="after")
+    def _trains_a_part(self) -> Self:
+        if self.trains and class_of(innermost(self.objective)).trains_copy:
+            raise ValueError(f"trains: {self.objective.kind!r} trains a second network, all of it; leave `trains` out")
+        if self.trains and self.own_attack().batchnorm == "train":
+            raise ValueError("trains: attack.batchnorm train would put the resting part into training mode; use eval")
         return self
 
 

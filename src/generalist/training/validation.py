@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,8 @@ class Validation:
     ensemble: float
     drift: float
     gap: float
+    finite: bool = True
+    """Whether the global learner has answered every image by numbers."""
 
     def score(self, options: ValidationOptions, subject: str = GLOBAL) -> float:
         """What the best epoch has most of; below zero where it has too little natural accuracy to be chosen.
@@ -130,6 +133,7 @@ class Validator:
                 for name, tally in tallies.items()
             },
             task_loss={learner.name: tallies[learner.name].loss / self.count for learner in learners},
+            finite=math.isfinite(tallies[GLOBAL].loss),
             clipped_loss={learner.name: tallies[learner.name].clipped / self.count for learner in learners},
             ensemble=ensemble_correct / self.count,
             drift=drift([learner.flat.parameters for learner in learners], global_learner.vector[:size], gammas),
