@@ -127,11 +127,13 @@ def test_the_best_settings_are_the_plain_ones_tasks_trained_otherwise(name: str)
     assert apart == 120, "its snapshot is what other variants branch off"
     linf = by_name(best)["linf"]
     assert linf.attack.scale is not None and linf.attack.scale.at(apart, best.train.epochs) == 1
-    assert linf.companions() == ["natural"] * ("natural" in by_name(best))
+    assert linf.companions() == ["natural.average"] * ("natural" in by_name(best))
     rates = [best.learning_rate(own) * own.schedule.at(125, best.train.epochs) for own in best.learners]
     assert rates == pytest.approx([0.002] * len(rates)), "they stay near one another once they are mixed"
-    assert best.gammas_at(125)[0] == pytest.approx(1) and best.gammas_at(155)[0] == 0.5
-    assert best.validation.first_epoch(best.train.epochs) == 130, "gamma has begun to fall"
+    before, *rest = (best.gammas_at(epoch)[0] for epoch in (120, 130, 140, 155))
+    assert before == 1 and len(set(rest)) == 1 and 0.5 < rest[0] < 1, "from 130 on all epochs are of one kind"
+    assert best.validation.rule == "last", "there is nothing to choose among them"
+    assert [best.mixing.decay_at(epoch, 155) for epoch in (0, 120, 121, 155)] == [0.998, 0.998, 0.9995, 0.9995]
 
 
 @pytest.mark.parametrize("name", sorted(IMAGENET))
