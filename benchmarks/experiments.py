@@ -13,8 +13,9 @@ them, as NAME-SEED, and the table has the mean and the standard deviation. One t
 its own.
 
 Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
-ended. After each step OUT/NAME.json (commands, environment, evaluations, validations) and a table, OUT/experiments.md,
-are written. The exit code is 1 where a step has failed.
+ended. After each step, and every minute while one runs, OUT/NAME.json (commands, environment, evaluations, validations;
+of a training that has not ended yet, or never will, what it has come to) and a table, OUT/experiments.md, are written.
+The exit code is 1 where a step has failed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from generalist.core.run import GLOBAL, RunDirectory
 from generalist.evaluation.accuracy import NATURAL
 from generalist.evaluation.named import attack_named
 from generalist.recipe import load_recipe
+from generalist.shift_figures import shift_figures
 
 TOLD = ("accuracy", "ensemble", "drift", "mixing_gap")
 """What is kept of a validation."""
@@ -281,29 +283,38 @@ class Experiments(Steps):
         write_text(self.out / "experiments.md", "".join(f"{line}\n" for line in table(records)))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """What is known of an experiment; None before its training is done. Commands are those that were run."""
+        """What is known of an experiment; None before it has validated. Commands are those that were run."""
         done = self.done(name)
-        if not done:
-            return None
         run, experiment = RunDirectory(self.run_of(name)), self.plan.experiments[name]
-        summaries = [json.loads(path.read_text()) for path in sorted(run.path.glob("evaluation/*/summary.json"))]
+        metrics = run.read_metrics()
+        validations = [validation(line) for line in metrics if "validation" in line]
+        train = self.steps_of(name)[0]
+        if not done and not (validations and self.begun(train)):
+            return None
+        evaluated = [path.parent for path in sorted(run.path.glob("evaluation/*/summary.json"))] if done else []
+        unfinished = {} if done else {"unfinished": {"command": train.command, "epochs": metrics[-1]["epoch"]}}
         return {
             "name": name,
             "group": experiment._group,
             "about": experiment.about,
             "environment": json.loads(run.environment.read_text()),
             "steps": [{key: line[key] for key in ("command", "seconds", "commit", "jobs")} for line in done.values()],
-            "evaluations": [told(summary) for summary in summaries],
-            "validations": [validation(line) for line in run.read_metrics() if "validation" in line],
+            **unfinished,
+            "evaluations": [told(folder) for folder in evaluated],
+            "validations": validations,
         }
 
 
-def told(summary: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of an evaluation."""
+def told(folder: Path) -> dict[str, Any]:
+    """What is kept of an evaluation; of corruptions their means alone."""
+    summary = json.loads((folder / "summary.json").read_text())
     right = {name: [cell["correct"], cell["total"]] for name, cell in summary["accuracy"].items()}
     whole = summary["samples"] == summary["images"]
     images = f"all {summary['images']}" if whole else f"{summary['samples']} of {summary['images']}, drawn by a seed"
-    kept = {key: summary["identity"][key] for key in ("seed", "precision")}
+    kept: dict[str, Any] = {key: summary["identity"][key] for key in ("seed", "precision")}
+    means, _ = shift_figures([folder])
+    if means:
+        kept["shifted"] = {name: [cell.value, cell.samples] for name, cell in means.items()}
     return {"subject": summary["subject"], "images": images, "right": right, "seconds": summary["seconds"], **kept}
 
 
@@ -335,8 +346,9 @@ def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]
     found: dict[str, dict[str, tuple[int, float]]] = {}
     for each in evaluations:
         own = found.setdefault(each["subject"], {})
-        for name, (correct, total) in each["right"].items():
-            own[name] = max(own.get(name, (0, 0.0)), (total, -100 * correct / total))
+        shares = {name: (correct / total, total) for name, (correct, total) in each["right"].items()}
+        for name, (share, total) in (shares | each.get("shifted", {})).items():
+            own[name] = max(own.get(name, (0, 0.0)), (total, -100 * share))
     return {subject: {name: -value for name, (_, value) in own.items()} for subject, own in found.items()}
 
 

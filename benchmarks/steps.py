@@ -28,6 +28,8 @@ from generalist.core.run import RunDirectory
 
 POLL = 0.2
 """Seconds between two looks at what runs."""
+REWRITE = 60.0
+"""Seconds after which what has come of it is written again, though no step has ended: a machine may be lost."""
 PATIENCE = 120.0
 """Seconds that a step which is asked to stop has for its checkpoint."""
 
@@ -97,7 +99,7 @@ class Steps:
         """Refuse what lies below `out` already and does not go with what is asked."""
 
     def write(self) -> None:
-        """What has come of it so far; after every step."""
+        """What has come of it so far; after every step, and every minute while one runs."""
 
     def leave(self, table: str) -> None:
         """Say where the results are; with a signal's exit code where one has stopped the work."""
@@ -135,7 +137,7 @@ class Steps:
 
     def work(self) -> None:
         """Run every step that is due, a few at a time, until all is done or the time is up."""
-        waiting, active = list(self.names), list[Running]()
+        waiting, active, written = list(self.names), list[Running](), time.monotonic()
         while active or (waiting and self.time_left()):
             while len(active) < self.jobs and self.time_left() and (name := self._ready(waiting)) is not None:
                 waiting.remove(name)
@@ -144,13 +146,16 @@ class Steps:
             if active and (self.stopped or self.grace_over()):
                 self._stop(active)
             time.sleep(POLL)
-            for running in [each for each in active if each.process.poll() is not None]:
+            ended = [each for each in active if each.process.poll() is not None]
+            for running in ended:
                 active.remove(running)
                 if self.finish(running):
                     self.failed.append(running.step.name)
                 elif self.time_left() and (step := self.next_step(running.step.name)) is not None:
                     active.append(self.launch(step))
+            if ended or time.monotonic() - written > REWRITE:
                 self.write()
+                written = time.monotonic()
             if not active and waiting and self._ready(waiting) is None:
                 self._give_up(waiting)
                 waiting = []

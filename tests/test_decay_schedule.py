@@ -115,10 +115,10 @@ class _NoReading(TorchDispatchMode):
 
 def test_recorded_iterations_find_it_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed, an iteration reads the same memory each time: the decay must lie there, and nowhere else."""
-    eager = train(recipe(JUMPING), tmp_path / "eager")
+    eager = train(recipe(JUMPING, parts=True), tmp_path / "eager")
     replace_cuda(monkeypatch.setattr)
     monkeypatch.setattr(build, "why_not_graph", lambda *given: None)
-    graph = make_trainer(recipe(JUMPING, train_options={"engine": "graph"}), tmp_path / "graph")
+    graph = make_trainer(recipe(JUMPING, parts=True, train_options={"engine": "graph"}), tmp_path / "graph")
     assert isinstance(graph.engine, GraphEngine)
     monkeypatch.setattr(Recording, "engine", graph.engine, raising=False)
     update, places, values = graph.global_learner.update, set(), []

@@ -130,7 +130,7 @@ def test_averages_can_be_mixed_though_training_mixed_raw_weights(tmp_path: Path)
 def test_averages_that_no_learner_kept_are_refused(run: RunDirectory) -> None:
     with pytest.raises(RunError, match="kept no average of linf, natural: train with `averaging` in every learner"):
         dial.mix(run, 0.5, source="averaged")
-    with pytest.raises(GeneralistError, match="source is raw or averaged, not 'both'"):
+    with pytest.raises(GeneralistError, match="source is raw, averaged or parts, not 'both'"):
         dial.mix(run, 0.5, source="both")  # type: ignore[arg-type]
 
 
@@ -166,7 +166,7 @@ def test_an_earlier_snapshot(run: RunDirectory) -> None:
 
 
 def learners_like(recipe: Recipe) -> Learners:
-    return Learners(RunDirectory(Path("run")), recipe, recipe.train.epochs, True, "raw", [], {})
+    return Learners(RunDirectory(Path("run")), recipe, recipe.train.epochs, True, "raw", [], {}, {})
 
 
 T_LIKE = [{**NATURAL, "name": "nat"}, L2, {**ROBUST, "name": "linf"}]
@@ -559,7 +559,7 @@ def refused(args: list[str], monkeypatch: Any, capsys: Any) -> str:
         (["--gamma", "0.5", "--samples", "0"], "--samples belongs to --curve"),
         (["--gamma", "0.5", "--robust-at-least", "0"], "--robust-at-least belongs to --curve"),
         (["--gamma", "0.5", "--statistics", "both"], "best, mixed or reestimated"),
-        (["--gamma", "0.5", "--source", "both"], "source is raw or averaged, not 'both'"),
+        (["--gamma", "0.5", "--source", "both"], "source is raw, averaged or parts, not 'both'"),
         (["--gamma", "0.5", "--source", "averaged"], "kept no average of linf, natural"),
         (["--curve", "3", "--source", "averaged"], "kept no average of linf, natural"),
         (["--gamma", "0.5", "--device", "tpu"], "unknown device"),

@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from generalist.core.errors import GeneralistError
+from generalist.core.run import RunDirectory
+from generalist.data.corruptions import COMMON, SEVERITIES
 from generalist.recipe import load_recipe
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks"
@@ -199,6 +201,55 @@ def test_a_branch_begins_as_soon_as_its_snapshot_is_there(program: ModuleType, t
     assert experiments.waits_for("002-branch") == "001-d", "left by who knows what"
     (out / "logs" / "001-d.log").write_text(f"$ {experiments.steps_of('001-d')[0].command}\n")
     assert experiments.waits_for("002-branch") is None and experiments.waits_for("001-d") is None
+
+
+def test_the_means_over_corruptions_are_figures(program: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "aa"
+    folder.mkdir()
+    identity = {"seed": 0, "precision": "default"}
+    accuracy = {"natural": {"correct": 9, "total": 10}}
+    summary = {
+        "samples": 10,
+        "images": 10,
+        "identity": identity,
+        "accuracy": accuracy,
+        "subject": "best",
+        "seconds": {},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "shifted" not in program.told(folder)
+    severities = {str(severity): {"correct": 10 - severity, "total": 10} for severity in SEVERITIES}
+    corruptions = {name: {"mean": 0.7, "severities": severities} for name in COMMON}
+    shift = {"corruptions": {"source": "", "generated": True, "corruptions": corruptions, "mean": 0.7}}
+    (folder / "corruptions.json").write_text(json.dumps(shift))
+    told = program.told(folder)
+    assert told["shifted"] == {
+        "generated corruptions/level 5": [pytest.approx(0.5), 10],
+        "generated corruptions/levels 1-5": [pytest.approx(0.7), 10],
+    }
+    assert program.figures([told])["best"] == pytest.approx(
+        {"natural": 90, "generated corruptions/level 5": 50, "generated corruptions/levels 1-5": 70}
+    )
+
+
+def test_a_training_that_was_lost_leaves_what_it_has_come_to(program: ModuleType, tmp_path: Path) -> None:
+    path, out = written(tmp_path, TINY), tmp_path / "out"
+    experiments = program.Experiments(program.read_plan(path), program.parse([str(path), "--out", str(out)]))
+    run, train = RunDirectory(out / "runs" / "001-d"), experiments.steps_of("001-d")[0]
+    run.path.mkdir(parents=True)
+    run.environment.write_text(json.dumps({"seed": 0}))
+    accuracy = {"accuracy": {"global": {"natural": 0.9}}}
+    line = {"epoch": 1, "gamma": {}, "lr": {}, "train": {}}
+    run.metrics.write_text(
+        "".join(json.dumps(one) + "\n" for one in ({**line, "validation": accuracy}, line | {"epoch": 2}))
+    )
+    assert experiments.record("001-d") is None, "left by who knows what"
+    (out / "logs").mkdir()
+    (out / "logs" / "001-d.log").write_text(f"$ {train.command}\n")
+    record = experiments.record("001-d")
+    assert record["unfinished"] == {"command": train.command, "epochs": 2}
+    assert (record["steps"], record["evaluations"]) == ([], [])
+    assert [validation["accuracy"] for validation in record["validations"]] == [accuracy["accuracy"]]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def objectives() -> Recipe:
     extreme = {**ROBUST, "name": "e-at", "objective": norms, "optimizer": {"lr": 0.01, "kind": "adam"}}
     masks = {"kind": "part", "rest": 0.05, "warmup": 0}
     part = {**ROBUST, "name": "part", "objective": masks, "cutout": 2, "label_smoothing": 0.1}
-    return tiny_recipe([awp, agr, extreme, part], train=UNEVEN, mixing=REDISTRIBUTED)
+    return tiny_recipe([awp, agr, extreme, part], train=UNEVEN, mixing={**REDISTRIBUTED, "parts": True})
 
 
 def published() -> Recipe:
@@ -102,7 +102,8 @@ def test_recorded_iterations_of_two_processes(tmp_path: Path) -> None:
     cases = {}
     for counters in ("copy", "truncate"):
         decay = {"fractions": [0, 1], "values": [0.9, 0.3]}
-        recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing={**REDISTRIBUTED, "counters": counters, "decay": decay})
+        mixing = {**REDISTRIBUTED, "counters": counters, "decay": decay, "parts": True}
+        recipe = tiny_recipe([ROBUST, L2], train=SHORT, mixing=mixing)
         train(recipe, tmp_path / counters)
         recorded = recipe.model_copy(update={"train": recipe.train.model_copy(update={"engine": "graph"})})
         cases |= {f"{counters}-{layout}": with_parallel(recorded, layout=layout) for layout in ("data", "learners")}

@@ -33,7 +33,10 @@ def mix(
     epoch: Annotated[int | None, typer.Option(help="The snapshot to mix [default: the last].")] = None,
     source: Annotated[
         str | None,
-        typer.Option(help="Mix the learners' raw weights, or averaged ones [default: what the run mixes]."),
+        typer.Option(
+            help="Mix the learners' raw weights, their averaged ones, or their parts of the global learner "
+            "[default: parts, where they are kept, else what the run mixes]."
+        ),
     ] = None,
     statistics: Annotated[
         str, typer.Option(help="Of BatchNorm: mixed, reestimated, or best: whichever validates better.")

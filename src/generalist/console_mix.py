@@ -47,7 +47,7 @@ def shares(gamma: Mapping[str, float]) -> str:
 
 def show_curve(curve: Curve, run: Path) -> None:
     """The table, its Pareto front marked; the suggestion with the command that makes it; notes."""
-    kind = ", averaged learners" if curve.source == "averaged" else ""
+    kind = {"raw": "", "averaged": ", averaged learners", "parts": ", the learners' parts"}[curve.source]
     about = f"epoch {curve.epoch}{kind}, PGD-{curve.steps}"
     measured = [(point, point.validation) for point in curve.points]
     print_table(_table(f"Accuracy (%) along the dial on the validation images: {about}", measured))
@@ -71,7 +71,7 @@ def _command(curve: Curve, gamma: Mapping[str, float], run: Path) -> str:
     # As many digits as it takes for shares that add up to 1 to do so still.
     wanted = ",".join(f"{share:.10g}" for share in list(gamma.values())[:-1])
     statistics = "" if curve.statistics == "best" else f" --statistics {curve.statistics}"
-    source = " --source averaged" if curve.source == "averaged" else ""
+    source = "" if curve.source == "raw" else f" --source {curve.source}"
     return f"generalist mix {shlex.quote(str(run))} --gamma {wanted} --epoch {curve.epoch}{source}{statistics}"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from generalist.core.errors import RecipeError
-from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, PART, RunDirectory
 from generalist.recipe import FRESH, Recipe, StageOptions, stage_recipe
 from generalist.training.artefacts import artefact_file, branch_files, split_subject
 
@@ -113,7 +113,8 @@ def _check_left(stage: StageOptions, plan: Plan, text: str) -> None:
     if subject is None:
         return
     averages = [learner.name + AVERAGE for learner in recipe.learners if learner.averaging]
-    subjects = [GLOBAL, *(learner.name for learner in recipe.learners), *averages]
+    kept = [learner.name + PART for learner in recipe.learners if recipe.mixing.parts]
+    subjects = [GLOBAL, *(learner.name for learner in recipe.learners), *averages, *kept]
     if subject not in subjects:
         raise RecipeError(field, f"{text!r}: stage {name!r} keeps no {subject!r}; say {', '.join(subjects)}")
 

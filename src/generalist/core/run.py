@@ -19,6 +19,8 @@ GLOBAL = "global"
 """The global learner's name, where learners have theirs."""
 AVERAGE = ".average"
 """Behind a learner's name: the average of its own weights."""
+PART = ".part"
+"""Behind a learner's name: its part of the global learner."""
 
 _WRITTEN_FIRST = r"environment\.json|\.(environment\.json|recipe\.yaml)\.\d+\.tmp"
 _BEGINNING = re.compile(rf"\.lock|{_WRITTEN_FIRST}|stages|stages/[^/]+|stages/[^/]+/({_WRITTEN_FIRST}|recipe\.yaml)")

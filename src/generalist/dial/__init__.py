@@ -6,9 +6,8 @@ images; which of the two is better differs from run to run, so the run's own val
 """
 
 from generalist.dial.curves import Curve, Measured, Point, Suggestion, Wish, curve, pareto, read_curve, suggest
-from generalist.dial.learners import Gamma, Learners, gammas_of, learners_of, mixed_state, mixture_file
+from generalist.dial.learners import Gamma, Learners, Source, gammas_of, learners_of, mixed_state, mixture_file
 from generalist.dial.turning import Dial, Mixture, Statistics, check_statistics, mix
-from generalist.training.mixing_options import Source
 
 __all__ = [
     "Curve",

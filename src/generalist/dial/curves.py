@@ -13,10 +13,9 @@ from generalist.core.errors import GeneralistError, RunError
 from generalist.core.files import check_folder, write_text
 from generalist.core.options import Fraction, Options, first_problem
 from generalist.core.run import RunDirectory
-from generalist.dial.learners import ROUNDING, Learners, learners_of
+from generalist.dial.learners import ROUNDING, Learners, Source, learners_of
 from generalist.dial.turning import Dial, Kind, Statistics, check_statistics
 from generalist.evaluation.accuracy import NATURAL, Accuracy
-from generalist.training.mixing_options import Source
 
 MAX_POINTS = 101
 MAX_BYTES = 64 << 20
@@ -132,10 +131,10 @@ class Curve(Options):
     """The snapshot whose learners are mixed."""
 
     source: Source = "raw"
-    """Their weights, or their averages over time."""
+    """Their weights, their averages over time, or their parts of the global learner."""
 
     own_gamma: dict[str, float]
-    """The run's own shares at the end of that epoch, in the dial's order."""
+    """The shares by which the run's own network is mixed of them, in the dial's order."""
 
     split: Literal["held-out", "test"]
     """The images that `validation` means."""
@@ -286,12 +285,11 @@ def curve(
         listener(len(found), len(shares), found[-1])
     front = pareto([[accuracy.value for accuracy in point.validation.values()] for point in found])
     found = [point.model_copy(update={"pareto": best}) for point, best in zip(found, front, strict=True)]
-    own = dict(zip(learners.names, learners.recipe.gammas_at(learners.epoch), strict=True))
     made = Curve(
         version=__version__,
         epoch=learners.epoch,
         source=learners.source,
-        own_gamma={name: own[name] for name in learners.order},
+        own_gamma={name: learners.own_gamma[name] for name in learners.order},
         split=learners.recipe.validation.split,
         steps=dial.steps,
         statistics=statistics,

@@ -6,23 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from generalist.core.errors import GeneralistError, RunError
-from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, PART, RunDirectory
 from generalist.core.schedule import Schedule
 from generalist.recipe import Recipe, load_recipe, stage_recipes
 from generalist.tensors.flat import ORDINARY
-from generalist.training.artefacts import load_weights
+from generalist.training.artefacts import load_weights, share_of
 from generalist.training.global_learner import mix as mix_vectors
-from generalist.training.mixing_options import Source
 from generalist.training.options import lead_index
 
 Gamma = float | list[float] | tuple[float, ...] | Mapping[str, float]
 State = dict[str, Tensor]
+
+Source = Literal["raw", "averaged", "parts"]
+"""What is mixed of a learner: its weights, its own average of them, or its part of the global learner."""
+
+_ENDING = {"raw": "", "averaged": AVERAGE, "parts": PART}
 
 ROUNDING = 1e-9
 """How far shares may miss a sum of 1 or an end of the dial and still mean it."""
@@ -39,8 +43,10 @@ class Learners:
     last: bool
     """Whether it is the run's last snapshot."""
     source: Source
-    """What they are: the learners' weights, or their averages over time."""
+    """What they are: the learners' weights, their averages over time, or their parts of the global learner."""
     states: list[State]
+    own_gamma: dict[str, float]
+    """The shares by which the run's own network is mixed of them: as of that epoch, or, of parts, exactly."""
     about: dict[str, Any]
     """What the lead learner's file says of itself."""
 
@@ -63,10 +69,10 @@ class Learners:
 def learners_of(
     run: RunDirectory, epoch: int | None = None, *, source: Source | None = None, trust_code: bool = False
 ) -> Learners:
-    """The learners of the run's last snapshot, or of that of `epoch`: their weights or averages, by default what the
-    run's mixing takes."""
+    """The learners of the run's last snapshot, or of that of `epoch`: their parts of the global learner, where the run
+    has kept them, else what its mixing takes; or what `source` says."""
     if source is not None and source not in get_args(Source):
-        raise GeneralistError(f"source is raw or averaged, not {source!r}")
+        raise GeneralistError(f"source is raw, averaged or parts, not {source!r}")
     whole = load_recipe(run.require().recipe, trust_code=trust_code)
     recipe = stage_recipes(whole, trust_code=trust_code)[-1]
     names = [learner.name for learner in recipe.learners]
@@ -82,13 +88,14 @@ def learners_of(
     kept = ", ".join(map(str, epochs))
     if chosen not in epochs:
         raise RunError(f"{run.path} has no snapshot of epoch {chosen}; kept: {kept} (see train.snapshots.every)")
-    source = source or recipe.mixing.source
+    source = source or default_source(recipe)
+    if source == "parts" and not recipe.mixing.parts:
+        raise RunError(f"{run.path} kept no parts of its global learner: train with `mixing.parts=true`, or mix raw")
     if source == "averaged" and (without := [one.name for one in recipe.learners if one.averaging is None]):
         raise RunError(
             f"{run.path} kept no average of {', '.join(without)}: train with `averaging` in every learner, or mix raw"
         )
-    ending = AVERAGE if source == "averaged" else ""
-    loaded = [load_weights(run.snapshots / str(chosen) / f"{name}{ending}.safetensors") for name in names]
+    loaded = [load_weights(run.snapshots / str(chosen) / f"{name}{_ENDING[source]}.safetensors") for name in names]
     states = [{key: _widened(tensor) for key, tensor in state.items()} for state, _ in loaded]
     _check_alike(states, run, chosen)
     if all(_equal(states[0], state) for state in states[1:]):
@@ -97,7 +104,16 @@ def learners_of(
             f"choose another with --epoch (kept: {kept})"
         )
     about = loaded[lead_index(recipe.mixing, recipe.learners)][1]
-    return Learners(run, recipe, chosen, chosen == epochs[-1], source, states, about)
+    own = recipe.gammas_at(chosen)
+    if source == "parts":
+        own = [share_of(header, run.snapshots / str(chosen)) for _, header in loaded]
+    own_gamma = dict(zip(names, own, strict=True))
+    return Learners(run, recipe, chosen, chosen == epochs[-1], source, states, own_gamma, about)
+
+
+def default_source(recipe: Recipe) -> Source:
+    """What the dial of a run mixes, unless it is told otherwise."""
+    return "parts" if recipe.mixing.parts else recipe.mixing.source
 
 
 def _widened(tensor: Tensor) -> Tensor:
@@ -185,7 +201,7 @@ def mixture_file(learners: Learners, gammas: Mapping[str, float], statistics: st
     what was asked for beside them."""
     shares = "-".join(_short(gammas[name]) for name in learners.order[:-1])
     place = "" if learners.last else f"-epoch-{learners.epoch}"
-    kind = "" if learners.source == learners.recipe.mixing.source else f"-{learners.source}"
+    kind = "" if learners.source == default_source(learners.recipe) else f"-{learners.source}"
     asked = "" if statistics == "best" else f"-{statistics}-statistics"
     return learners.run.path / "mix" / f"gamma-{shares}{place}{kind}{asked}.safetensors"
 

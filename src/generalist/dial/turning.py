@@ -23,13 +23,12 @@ from generalist.data.options import Splits, load_splits
 from generalist.data.sampler import epoch_batches
 from generalist.data.sets import Batch, Images, iterate
 from generalist.data.split import subset
-from generalist.dial.learners import ROUNDING, Gamma, Learners, State, gammas_of, learners_of, mixed_state
+from generalist.dial.learners import ROUNDING, Gamma, Learners, Source, State, gammas_of, learners_of, mixed_state
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.evaluation.accuracy import NATURAL
 from generalist.tensors.batchnorm import reestimate, statistics_names
-from generalist.training.artefacts import UPDATES, save_weights
+from generalist.training.artefacts import SHARE, UPDATES, save_weights
 from generalist.training.environment import choose_device
-from generalist.training.mixing_options import Source
 from generalist.training.validation import Validation, validation_indices
 from generalist.training.validation_options import ValidationOptions
 from generalist.weights import network_of
@@ -123,7 +122,7 @@ class Dial:
         state = {name: own[name].cpu().to(t.dtype) if name in fresh else t for name, t in state.items()}
         named = dict(zip(self.learners.names, gammas, strict=True))
         shares = {name: named[name] for name in self.learners.order}
-        about = {name: value for name, value in self.learners.about.items() if name != UPDATES}
+        about = {name: value for name, value in self.learners.about.items() if name not in (UPDATES, SHARE)}
         about["mix"] = {"gamma": shares, "statistics": kind, "source": self.learners.source}
         return Mixture(model, state, about, shares, kind, measured)
 

@@ -15,7 +15,7 @@ from generalist.attacks.threats import ThreatOptions
 from generalist.compare import cells_in
 from generalist.comparison_rows import Cell, parts_of
 from generalist.core.plain_yaml import dump_yaml
-from generalist.core.run import AVERAGE
+from generalist.core.run import AVERAGE, PART
 from generalist.evaluation.accuracy import NATURAL
 from generalist.export.source import Source, Summary
 from generalist.method_names import method_of
@@ -87,7 +87,7 @@ def _learner(source: Source) -> LearnerOptions | None:
     """Whose weights the file of a snapshot holds."""
     if not source.stages or source.run is None or source.file.resolve().parent.parent != source.run.snapshots.resolve():
         return None
-    stem = source.file.stem.removesuffix(AVERAGE)
+    stem = source.file.stem.removesuffix(AVERAGE).removesuffix(PART)
     return next((learner for learner in source.stages[-1].learners if learner.name == stem), None)
 
 

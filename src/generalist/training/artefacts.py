@@ -15,13 +15,16 @@ from torch import Tensor
 
 from generalist.core.errors import RunError
 from generalist.core.files import write_bytes
-from generalist.core.run import AVERAGE, GLOBAL, RunDirectory
+from generalist.core.run import AVERAGE, GLOBAL, PART, RunDirectory
 from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 
 UPDATES = "updates"
 """How often an average was updated: a branch goes on there, where a new one would forget within a few iterations."""
+
+SHARE = "share"
+"""How much of the global learner a learner's part makes up."""
 
 
 def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *, half: bool = False) -> None:
@@ -60,7 +63,7 @@ def save_snapshot(
     *,
     half: bool,
 ) -> None:
-    """Every learner, its average, and last the global learner: a snapshot with that one is whole."""
+    """Every learner, its average, its part, and last the global learner: a snapshot with that one is whole."""
     folder = run.snapshots / str(epoch)
     for learner in learners:
         save_weights(folder / f"{learner.name}.safetensors", learner.flat.state_dict(), about, half=half)
@@ -68,6 +71,11 @@ def save_snapshot(
             state = learner.flat.state_dict(average.vector, average.counters)
             counted = {**about, UPDATES: int(average.count.item())}
             save_weights(folder / f"{learner.name}{AVERAGE}.safetensors", state, counted, half=half)
+        if part := learner.part:
+            state = learner.flat.state_dict(part.vector, part.counters)
+            save_weights(
+                folder / f"{learner.name}{PART}.safetensors", state, {**about, SHARE: float(part.share)}, half=half
+            )
     state = learners[0].flat.state_dict(global_learner.vector, global_learner.counters)
     counted = {**about, UPDATES: int(global_learner.count.item())}
     save_weights(folder / f"{GLOBAL}.safetensors", state, counted, half=half)
@@ -103,7 +111,7 @@ def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict
             raise RunError(f"{run.path} has neither snapshots nor weights to start from")
         return {GLOBAL: path}
     folder = run.snapshots / str(epoch if epoch is not None else epochs[-1])
-    wanted = [GLOBAL, *names, *(name + AVERAGE for name in names)]
+    wanted = [GLOBAL, *names, *(name + ending for name in names for ending in (AVERAGE, PART))]
     return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
 
 
@@ -168,7 +176,34 @@ def start_from(
     else:
         mixed = mix([learner.flat.vector for learner in learners], gammas)
         _fill(global_learner, mixed, learners[global_learner.lead].flat.counters, {})
+    _start_parts(files, learners, global_learner, gammas)
     return abouts
+
+
+def _start_parts(
+    files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner, gammas: Sequence[float]
+) -> None:
+    """Those that were kept, where all were; else each is all that there is: the global learner, or the learner's own
+    weights where the global one has been mixed of them."""
+    kept = [files.get(learner.name + PART) for learner in learners]
+    for learner, path, gamma in zip(learners, kept, gammas, strict=True):
+        if learner.part is None:
+            continue
+        if GLOBAL in files and path is not None and all(kept):
+            state, about = load_weights(path)
+            learner.part.fill(*learner.flat.read(state), share_of(about, path))
+        elif GLOBAL in files:
+            learner.part.fill(global_learner.vector, global_learner.counters, gamma)
+        else:
+            learner.part.fill(learner.flat.vector, learner.flat.counters, gamma)
+
+
+def share_of(about: dict[str, Any], path: Path) -> float:
+    """What the header of a part says that it makes up of the global learner."""
+    share = about.get(SHARE)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1 + 1e-6:
+        raise RunError(f"{path} is damaged: its header says no share")
+    return float(share)
 
 
 def unseen(about: dict[str, Any], data: str, held_out: set[int]) -> set[int]:

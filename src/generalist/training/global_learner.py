@@ -11,6 +11,7 @@ from generalist.tensors.averages import evenly, trailing, truncated_mean, warm_d
 from generalist.training.learner import Learner
 from generalist.training.mixing_options import MixingOptions
 from generalist.training.options import lead_index
+from generalist.training.parts import Part
 
 
 class GlobalLearner:
@@ -24,6 +25,9 @@ class GlobalLearner:
         self.count = torch.zeros((), dtype=torch.float64, device=self.vector.device)
         self.decay = torch.full_like(self.count, options.decay_at(0, 1))
         self._blend = _blend
+        if options.parts:
+            for a, learner in enumerate(learners):
+                learner.part = Part(learner.flat, share=float(a == self.lead))
 
     def compile(self) -> None:
         """Mix all learners in one pass over memory."""
@@ -41,6 +45,9 @@ class GlobalLearner:
             self.counters.copy_(truncated_mean(self.counters, mixed, decay))
         else:
             self.counters.copy_(sources[self.lead][1])
+        for learner, source, gamma in zip(learners, sources, gammas.unbind(), strict=True):
+            if learner.part:
+                learner.part.update(*source, kept=decay, gamma=gamma)
         self.count.add_(1)
 
     @torch.no_grad()
@@ -55,7 +62,10 @@ class GlobalLearner:
             if move.any():
                 average = learners[a].average if self.options.source == "averaged" else None
                 path = evenly(steps) if average is None else average.trail(steps)
-                self._shift(gammas[a] * move * trailing(path, count=count, decay=decay, warmup=warmup)[-1])
+                shift = gammas[a] * move * trailing(path, count=count, decay=decay, warmup=warmup)[-1]
+                self._shift(shift)
+                if (part := learners[a].part) is not None:
+                    part.follow(shift)
 
     def _shift(self, move: Tensor) -> None:
         self.vector.add_(move)

@@ -61,6 +61,9 @@ class GlobalShare(GlobalLearner):
             self.counters.copy_(truncated_mean(self.counters, mixed, kept))
         elif self.lead in sources:
             self.counters.copy_(sources[self.lead][1])
+        for a, source in sources.items():
+            if (part := learners[a].part) is not None:
+                part.update(*source, kept=kept, gamma=gammas[a])
         self.count.add_(1)
 
     def _shift(self, move: Tensor) -> None:

@@ -23,10 +23,12 @@ from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
 from generalist.training.options import LearnerOptions
 from generalist.training.parallel import Parallel
+from generalist.training.parts import Part
 
 
 class Learner:
-    """State: weights (flat), gradient, the optimizer's vectors and, where asked for, an average."""
+    """State: weights (flat), gradient, the optimizer's vectors and, where asked for, an average, and its part of the
+    global learner, which that one keeps up to date."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Learner:
         self.batchnorm = [t.data for layer in layers for t in (layer.weight, layer.bias) if t is not None]
         self.batchnorm += statistics(layers)
         self.average = Average(self.flat, options.averaging, counters=counters) if options.averaging else None
+        self.part: Part | None = None
         self.threat: Threat | None = options.threat.build() if options.threat else None
         self.objective = objective
         self.view = LearnerView(
@@ -189,6 +192,8 @@ class Learner:
         state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state.items()}
         if self.average:
             state |= {f"average.{name}": tensor for name, tensor in self.average.state().items()}
+        if self.part:
+            state |= {f"part.{name}": tensor for name, tensor in self.part.state().items()}
         return state
 
 

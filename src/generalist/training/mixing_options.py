@@ -95,6 +95,10 @@ class MixingOptions(Options):
     source: Source = "raw"
     """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
 
+    parts: bool = False
+    """Keep each learner's part of the global learner beside it: the average over time of what that learner has given.
+    The dial then mixes these (`generalist mix RUN`). Costs one more copy of the weights for each learner."""
+
     counters: Literal["copy", "truncate"] = "copy"
     """BatchNorm's integer step counts: copied from the lead learner, or averaged and truncated (published code). Its
     float statistics are always mixed like weights."""

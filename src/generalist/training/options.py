@@ -269,6 +269,8 @@ class Job(Options):
             )
         if mixing.shares:
             self._check_shares(names, lead)
+        if mixing.parts and len(names) == 1:
+            raise ValueError("mixing.parts: one learner has nothing to mix; leave it out")
         if mixing.source == "averaged" and any(learner.averaging is None for learner in self.learners):
             raise ValueError("mixing.source: `averaged` needs `averaging` in every learner; add it or mix `raw`")
         self._check_simplex(names, lead)
