@@ -14,6 +14,7 @@ from training_helpers import ROBUST, make_trainer, tiny_images, tiny_recipe
 
 from generalist.attacks.pgd import AttackOptions, Moves, pgd
 from generalist.attacks.threats import ThreatOptions
+from generalist.core.compiling import compiled
 from generalist.data.augment import AugmentOptions
 from generalist.data.options import load_splits
 from generalist.models.registry import MODELS
@@ -186,10 +187,10 @@ def test_compiled_sgd_equals_the_plain_one(quickly_compiled: None, nesterov: boo
     weights, *gradients = vectors(17, count=5)
     options = OptimizerOptions(lr=0.1, nesterov=nesterov)
     results = []
-    for compiled in (False, True):
+    for made_fast in (False, True):
         own = weights.clone()
         optimizer = SGD(options, own)
-        if compiled:
+        if made_fast:
             optimizer.compile()
         for step, gradient in enumerate(gradients):
             optimizer.step(own, gradient.clone(), torch.tensor(0.1 / (step + 1), dtype=torch.float64))
@@ -204,19 +205,19 @@ def test_compiled_mixing_equals_the_plain_one(quickly_compiled: None, warmup: bo
     start, *sources = vectors(33, count=4)
     gammas = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
     plain, found = start.clone(), start.clone()
-    compiled = torch.compile(_blend, dynamic=False)
+    fast = compiled(_blend)
     for step in range(4):
         count = torch.tensor(float(step), dtype=torch.float64)
         kept = _blend(plain, sources, gammas, count, 0.9, warmup)
-        assert torch.equal(compiled(found, sources, gammas, count, 0.9, warmup), kept)
+        assert torch.equal(fast(found, sources, gammas, count, 0.9, warmup), kept)
     assert torch.allclose(plain, found, rtol=1e-14, atol=1e-15)
     assert not torch.allclose(plain, start)
 
 
 def test_compiled_collection_equals_the_plain_one(quickly_compiled: None) -> None:
-    compiled = torch.compile(collect, dynamic=False)
+    fast = compiled(collect)
     results = []
-    for function in (collect, compiled):
+    for function in (collect, fast):
         first_bad, sums = torch.full((2,), -1), [torch.zeros(2, dtype=torch.float64) for _ in range(2)]
         for step, loss in enumerate((1.5, float("nan"), float("inf"))):
             losses = [torch.tensor(0.25), torch.tensor(loss)]
@@ -262,11 +263,11 @@ def test_compiled_attack_equals_the_plain_one(quickly_compiled: None, norm: str,
 )
 def test_compiled_augmentation_equals_the_plain_one(quickly_compiled: None, options: AugmentOptions) -> None:
     images = load_splits(load_recipe("digits-t").data).train
-    compiled = torch.compile(images.augmented, dynamic=False)
+    fast = compiled(images.augmented)
     index = torch.arange(0, 60, 3)
     for epoch in (1, 2):
         plain = images.augmented(index, epoch=torch.tensor(epoch), seed=5, options=options)
-        found = compiled(index, epoch=torch.tensor(epoch), seed=5, options=options)
+        found = fast(index, epoch=torch.tensor(epoch), seed=5, options=options)
         assert torch.equal(plain.x, found.x) and torch.equal(plain.y, found.y)
         assert all(torch.equal(value, found.augmentation[name]) for name, value in plain.augmentation.items())
         assert not torch.equal(plain.x, images.batch(index).x)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from generalist.attacks.threats import Threat, perturb, widen
 from generalist.core import random
+from generalist.core.compiling import compiled
 from generalist.core.errors import DataError, GeneralistError
 from generalist.core.options import Number, Options
 from generalist.core.schedule import Schedule
@@ -166,7 +167,7 @@ class Moves:
 
     @classmethod
     def compiled(cls) -> Moves:
-        return cls(*(torch.compile(part, dynamic=False) for part in (starting_point, ascend, summed_cross_entropy)))
+        return cls(*(compiled(part) for part in (starting_point, ascend, summed_cross_entropy)))
 
 
 def borrowed(model: Classifier, *, training: bool = False) -> AbstractContextManager[None]:

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from generalist.core.compiling import for_the_compiler
+
 Key = int | Tensor
 
 _MASK = (1 << 64) - 1
@@ -44,7 +46,7 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@for_the_compiler(torch.compiler.assume_constant_result)
 def _root(seed: int, purpose: str) -> int:
     """The hash of what is known before any tensor: computed on the host, once; a constant to a compiler."""
     return _hashed(seed, purpose)
@@ -101,7 +103,7 @@ def integers(
     return _shift(_shift(bits(seed, purpose, *keys, shape=shape, device=device), 32) * high, 32)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@for_the_compiler(torch.compiler.disable)
 def _normal_table(device: torch.device) -> Tensor:
     """A table to a compiler, not code to look into."""
     return _computed_normal_table(device)

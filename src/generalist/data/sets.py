@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from generalist.core.compiling import for_the_compiler
 from generalist.core.errors import DataError
 from generalist.core.random import Key
 from generalist.core.registry import Registry
@@ -117,7 +118,7 @@ Loader = Callable[[Path], tuple[ImageSet, ImageSet | None]]
 DATASETS: Registry[Loader] = Registry("data set")
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@for_the_compiler(torch.compiler.disable)
 def to_unit(images: Tensor) -> Tensor:
     """uint8 as float32 in [0,1]; floats as they are. Never compiled: compiled divisions round differently."""
     if images.dtype != torch.uint8:

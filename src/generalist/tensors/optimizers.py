@@ -13,6 +13,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
+from generalist.core.compiling import compiled
 from generalist.core.options import Decay, Number, Options, Positive, parse_number
 
 LEAD: Literal["lead"] = "lead"
@@ -72,7 +73,7 @@ class SGD(Optimizer):
         self._pass = _sgd_pass
 
     def compile(self) -> None:
-        self._pass = torch.compile(_sgd_pass, dynamic=False)
+        self._pass = compiled(_sgd_pass)
 
     def step(self, weights: Tensor, gradient: Tensor, lr: Tensor) -> None:
         options, momentum = self.options, self.state["momentum"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from generalist.core.compiling import compiled
 from generalist.core.errors import DivergedError
 from generalist.core.random import host_seed
 from generalist.data.augment import AugmentOptions
@@ -53,7 +54,7 @@ class EagerEngine:
 
     def compile(self) -> None:
         """Compile what an iteration runs beside the learners' own work."""
-        self._collect = torch.compile(collect, dynamic=False)
+        self._collect = compiled(collect)
         self.global_learner.compile()
 
     def feed(

@@ -77,10 +77,11 @@ def switches(options: TrainOptions, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(options.threads)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
+            torch.use_deterministic_algorithms(True)  # here alone, as each call imports the compiler
         torch.backends.cudnn.benchmark = not options.deterministic
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if options.deterministic:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark

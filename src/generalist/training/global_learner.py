@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from generalist.core.compiling import compiled
 from generalist.tensors.averages import evenly, trailing, truncated_mean, warm_decay
 from generalist.training.learner import Learner
 from generalist.training.mixing_options import MixingOptions
@@ -31,7 +32,7 @@ class GlobalLearner:
 
     def compile(self) -> None:
         """Mix all learners in one pass over memory."""
-        self._blend = torch.compile(_blend, dynamic=False)
+        self._blend = compiled(_blend)
 
     @torch.no_grad()
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from generalist.core.compiling import compiled
 from generalist.tensors.averages import truncated_mean, warm_decay
 from generalist.training.global_learner import GlobalLearner
 from generalist.training.learner import Learner
@@ -35,7 +36,7 @@ class GlobalShare(GlobalLearner):
         self.divide()
 
     def compile(self) -> None:
-        self._add = torch.compile(_add, dynamic=False)
+        self._add = compiled(_add)
 
     def divide(self) -> None:
         """Begin from the vector: the first group keeps all of it."""

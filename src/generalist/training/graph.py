@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from generalist.attacks.pgd import input_gradient
+from generalist.core.compiling import compiled
 from generalist.data.augment import AugmentOptions
 from generalist.data.sets import Batch, Images
 from generalist.objectives.base import LearnerView, Metrics
@@ -140,7 +140,7 @@ class GraphEngine(EagerEngine):
     def _batch(self) -> Batch:
         images, seed, options = self._source
         if self._augmented is None:
-            self._augmented = torch.compile(images.augmented, dynamic=False) if self.compiled else images.augmented
+            self._augmented = compiled(images.augmented) if self.compiled else images.augmented
         return self.prepared(self._augmented(self.index, epoch=self.epoch, seed=seed, options=options))
 
     def _record(self) -> torch.cuda.CUDAGraph:
@@ -166,8 +166,10 @@ class GraphEngine(EagerEngine):
         """Some iterations, the last of them watched: whoever waits for the device in it cannot be recorded."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
+        from torch._dynamo import config  # the compiler, which no CPU has to wait for
+
         # What cannot be compiled runs as it is, with a warning of the compiler's.
-        with torch.cuda.stream(stream), torch._dynamo.config.patch(suppress_errors=True):
+        with torch.cuda.stream(stream), config.patch(suppress_errors=True):
             self._rehearse()
             for _ in range(WARM_UP - 1):
                 self._step_inside()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from generalist.attacks.pgd import Moves
 from generalist.attacks.threats import Threat
+from generalist.core.compiling import compiled, ready
 from generalist.core.errors import GeneralistError
 from generalist.core.schedule import Schedule
 from generalist.data.augment import AugmentOptions, cut_out, draw
@@ -90,9 +91,10 @@ class Learner:
     def compile(self, *, network: bool = True) -> None:
         """Compile what an iteration runs. Costs seconds at the first iteration and changes no result but rounding."""
         if network:
+            ready()
             self.model.compile(dynamic=False)
         self.optimizer.compile()
-        self._augment = torch.compile(self._augment, dynamic=False)
+        self._augment = compiled(self._augment)
         self.view.moves = Moves.compiled()
 
     def fold(self, shape: Sequence[int], *, compiled: bool) -> None:
