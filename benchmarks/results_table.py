@@ -178,7 +178,9 @@ def notes(page: Page, records: Sequence[Record]) -> str:
                 images.setdefault(column.partition("/")[0], set()).add(each["images"])
     told = [f"{name}: {' or '.join(sorted(found))}" for name, found in sorted(images.items()) if name != NATURAL]
     lines = [f"Test images: {'; '.join(told)}." if told else "Nothing is measured yet."]
-    lines.append("Means and, of several seeds, the standard deviation (n - 1); in brackets how many have the figure, where not all do.")
+    lines.append(
+        "Means and, over seeds, their standard deviation (n - 1); in brackets how many have a figure, if not all."
+    )
     lines += [text for first, second in page.leads if (text := lead(records, first, second))]
     for record in records:
         if not figures_of(record):

@@ -209,7 +209,7 @@ def oracle(monkeypatch, model, batch, threat, start, *, loss="ce", rank=None):
 KINDS = [{"loss": "ce"}, {"loss": "dlr"}, {"rank": 1}, {"rank": 3}]
 
 
-@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.4), L1(1.0)], ids=str)
+@pytest.mark.parametrize("threat", [Linf(0.1), L2(0.4), pytest.param(L1(1.0), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=["ce", "dlr", "target-1", "target-3"])
 def test_the_authors_own_code_breaks_the_same_samples(kind, threat, monkeypatch):
     model = trained()

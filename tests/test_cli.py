@@ -502,7 +502,9 @@ def test_runs_that_nothing_is_said_of_are_found_again(
     assert code == 0 and "run: runs/digits-nt " in out, err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_leaves_a_checkpoint_and_resume_finishes(
     tmp_path: Path,
     number: signal.Signals,

@@ -225,6 +225,7 @@ def killed(
     return process.returncode, err
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_nothing_finished_is_repeated(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -389,7 +389,7 @@ KEYS = {
 }
 
 
-BIG = {"wrn-34-10", "wrn-50-2"}
+BIG = {"wrn-28-10", "wrn-34-10", "wrn-50-2", "resnet50-imagenet"}
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in BIG else ()) for name in COUNTERPARTS]
 
 

@@ -358,7 +358,7 @@ def test_logits_of_half_precision(network: nn.Module, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize(("count", "iterations"), [(100, 30), pytest.param(300, 100, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("targets", [None, 9])
+@pytest.mark.parametrize("targets", [pytest.param(None, marks=pytest.mark.slow), 9])
 @every_norm
 def test_verdicts_agree_with_pyautoattack(
     network: nn.Module, norm: str, targets: int | None, count: int, iterations: int

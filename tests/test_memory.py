@@ -42,6 +42,7 @@ def test_the_state_is_as_large_as_the_method_needs(tmp_path: Path, averaging: di
     assert taken == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_thousand_iterations_leave_nothing_behind(tmp_path: Path) -> None:
     measured: dict[int, int] = {}
 

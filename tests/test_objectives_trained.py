@@ -65,7 +65,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return accuracies
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("at", "trades-6") else pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES]
+)
 def test_a_seconds_long_training_is_robust(trained: Trained, name: str) -> None:
     natural = trained("nt")
     robust = trained(name)

@@ -97,6 +97,7 @@ def test_two_processes_compute_what_one_computes(alone: Path, tmp_path: Path) ->
     _check_local_statistics(tmp_path / "local", alone / "train-mode")
 
 
+@pytest.mark.slow
 def test_recorded_iterations_of_two_processes(tmp_path: Path) -> None:
     """With what ranks send while they record and replay; the recording itself is replaced."""
     cases = {}

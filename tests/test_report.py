@@ -425,6 +425,7 @@ def test_hostile_text_runs_nothing(runs: list[Path], tmp_path: Path) -> None:
         assert not [key for element in root.iter() for key in element.attrib if key.startswith("on")]
 
 
+@pytest.mark.slow
 def test_twenty_runs_of_large_images_stay_below_five_megabytes(runs: list[Path], tmp_path: Path) -> None:
     pairs, shape = 12, (3, 224, 224)
     noise = random.uniform(0, "noise", shape=(2 * pairs, *shape)).numpy().astype(np.float16)

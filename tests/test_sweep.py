@@ -395,6 +395,7 @@ def test_the_list_names_the_shipped_sweeps(monkeypatch: pytest.MonkeyPatch, caps
     assert code == 0 and all(name in out for name in shipped_sweeps())
 
 
+@pytest.mark.slow
 def test_tpe_searches_two_objectives(tmp_path: Path) -> None:
     search = {LR: {"low": 0.01, "high": 0.2, "log": True}, EVERY: {"low": 1, "high": 3, "integer": True}}
     path = write_sweep(
@@ -412,6 +413,7 @@ def test_tpe_searches_two_objectives(tmp_path: Path) -> None:
     assert [row.number for row in read_rows(raised, tmp_path / "out")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_trials_that_fall_behind_are_pruned(tmp_path: Path) -> None:
     """The first learns; the second's rate is so low that it stays below the median of the first."""
     path = write_sweep(
