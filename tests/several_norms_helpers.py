@@ -25,7 +25,8 @@ ATTACK: dict[str, Any] = {"steps": 3, "start": "none"}
 
 def learner(objective: Any, **changes: Any) -> dict[str, Any]:
     fields = {"name": "robust", "objective": objective, "threat": f"linf:{LINF}", "attack": ATTACK}
-    return {**fields, "optimizer": {"lr": 0.05}, **changes}
+    whole = {**fields, "optimizer": {"lr": 0.05}, **changes}
+    return {name: value for name, value in whole.items() if value is not None}
 
 
 def recipe_of(objective: Any, *, epochs: int = 2, **changes: Any) -> Recipe:

@@ -97,7 +97,9 @@ def test_the_published_loop_does_what_the_published_style_does(
     learners: list[dict[str, Any]], start: str, tmp_path: Path
 ) -> None:
     """In float64 the baseline and the eager engine agree: losses, learners, averages, global weights, counters."""
-    attacked = [{**entry, "attack": {**entry.get("attack", {}), "start": start}} for entry in learners]
+    attacked = [
+        {**entry, "attack": {**entry["attack"], "start": start}} if "attack" in entry else entry for entry in learners
+    ]
     gamma = {"fractions": [0], "values": [0.7]}
     recipe = tiny_recipe(attacked, style="published-code", mixing={"gamma": gamma}, validation={"split": "held-out"})
     trainer = make_trainer(recipe, tmp_path)

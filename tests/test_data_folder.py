@@ -78,6 +78,13 @@ def test_images_are_not_left_out_unnoticed(root: Path) -> None:
     _write(root / "train" / "cat" / "more" / "1.png")
     with pytest.raises(DataError, match="cat/more is a folder inside that of a class: move its images up"):
         load_folder(root, resolution=16)
+    shutil.rmtree(root / "train" / "cat" / "more")
+    whole = load_folder(root, resolution=16)
+    (root / "train" / "labels.csv").write_text("what lies there besides may stay")
+    assert [len(split or ()) for split in load_folder(root, resolution=16)] == [len(split or ()) for split in whole]
+    _write(root / "val" / "1.PNG")
+    with pytest.raises(DataError, match=r"val/1\.PNG lies beside the folders of the classes: move it into one"):
+        load_folder(root, resolution=16)
 
 
 def test_names_that_are_no_text(root: Path) -> None:

@@ -38,8 +38,8 @@ def learner(kind: str, ends: list[str], *, wrapped: bool = False) -> dict[str, A
     if kind == "hat":
         objective |= {"teacher": ends[0]}
     adversarial = OBJECTIVES.get(kind).adversarial
-    threat = {key: value for key, value in ROBUST.items() if adversarial or key != "threat"}
-    return {**threat, "objective": {"kind": "awp", "around": objective, "rho": 0.1} if wrapped else objective}
+    fields = {key: value for key, value in ROBUST.items() if adversarial or key not in ("threat", "attack")}
+    return {**fields, "objective": {"kind": "awp", "around": objective, "rho": 0.1} if wrapped else objective}
 
 
 def test_all_of_them_are_here() -> None:
@@ -91,7 +91,8 @@ def test_attacks_each_is_true_of_those_that_hand_out_attacked_images(
     tmp_path: Path, ends: list[str], kind: str
 ) -> None:
     options = learner(kind, ends)
-    toy = make_toy(options["objective"], tmp_path, scalars={"tau": 0.0}, threat=options.get("threat"))
+    natural = {} if "threat" in options else {"threat": None, "attack": None}
+    toy = make_toy(options["objective"], tmp_path, scalars={"tau": 0.0}, **natural)
     toy.objective.epoch_start(1)
     progress = replace(toy.progress, variant=toy.objective.variants[0])
     made = toy.objective.prepare(toy.batch, progress).made

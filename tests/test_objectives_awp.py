@@ -48,7 +48,7 @@ def test_gradients_at_perturbed_weights(tmp_path: Path, rho: float) -> None:
 @pytest.mark.parametrize("around", ["at", "nt", {"kind": "trades", "beta": 6}, "mart", "agr", "fat"])
 def test_weights_come_back_bit_for_bit(tmp_path: Path, around: Any) -> None:
     scalars = {"steered": 1.0, "tau": 0.0}
-    learner = {"threat": None} if around == "nt" else {}
+    learner = {"threat": None, "attack": None} if around == "nt" else {}
     toy = make_toy({"kind": "awp", "around": around, "rho": 0.3}, tmp_path, scalars=scalars, **learner)
     for _ in range(3):
         before = toy.learner.flat.parameters.clone()

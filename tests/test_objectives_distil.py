@@ -91,7 +91,7 @@ def test_an_average_of_the_learner_teaches_it(step: int, share: float, tmp_path:
 
 def test_a_run_teaches_a_natural_learner(taught: Path, tmp_path: Path) -> None:
     source = f"{taught}#natural"
-    toy = Toy({"kind": "nt-distil", "teacher": source, "weight": 0.75}, tmp_path, threat=None)
+    toy = Toy({"kind": "nt-distil", "teacher": source, "weight": 0.75}, tmp_path, threat=None, attack=None)
     distilled(toy).epoch_start(1)
     teacher = toy.fresh()
     state = load_weights(taught / "snapshots" / "4" / "natural.safetensors")[0]

@@ -487,3 +487,32 @@ def test_a_value_that_begins_with_a_number_sign_is_no_comment() -> None:
 def test_numbers_are_kept_as_people_write_them(written: str, kept: float | str) -> None:
     assert format_number(parse_number(written)) == kept
     assert parse_number(kept) == parse_number(written), "and no digit is lost"
+
+
+# -- options that would do nothing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("learners.natural.attack.steps=5", r"learners\.1: .*'nt' makes no adversarial examples; leave `attack` out"),
+        ("learners.linf.optimizer={kind: adam, momentum: 0.95}", r"learners\.0\.optimizer: momentum.*adam"),
+        ("learners.linf.optimizer={kind: adamw, nesterov: true}", r"learners\.0\.optimizer: nesterov.*adamw"),
+        ("learners.linf.optimizer.betas=[0.8, 0.9]", r"learners\.0\.optimizer: betas.*sgd"),
+        ("learners.linf.optimizer.adam_eps=1e-6", r"learners\.0\.optimizer: adam_eps.*sgd"),
+        ("learners.linf.optimizer={momentum: 0, nesterov: true}", r"learners\.0\.optimizer: nesterov.*momentum"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(change: str, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        load_recipe(BASE, overrides=[change])
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"kind": "adam", "betas": [0.8, 0.9]}, {"momentum": 0.8, "nesterov": True}])
+def test_a_resolved_recipe_says_all_options_and_is_taken_back(optimizer: dict[str, Any]) -> None:
+    learners = [
+        {**BASE["learners"][0], "optimizer": {"lr": 0.1, **optimizer}, "attack": {"steps": 3}},
+        BASE["learners"][1],
+    ]
+    recipe = load_recipe({**BASE, "learners": learners})
+    assert parse(parse_yaml(to_yaml(recipe), "resolved")) == recipe

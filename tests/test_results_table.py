@@ -54,17 +54,17 @@ def test_means_over_seeds_beside_the_papers_figures(program: ModuleType) -> None
     records = [
         record("d", 0, natural=900, pgd_20=480, aa=460),
         record("d", 1, natural=910, pgd_20=490, aa=462),
-        record("alone-5.25", 0, natural=890, pgd_20=470, apgd_ce=465, apgd_t=455),
-        record("alone-5.25", 1, natural=896, pgd_20=470),
+        record("alone-5.75", 0, natural=890, pgd_20=470, apgd_ce=465, apgd_t=455),
+        record("alone-5.75", 1, natural=896, pgd_20=470),
     ]
     made = program.written(page, records)
     found = rows(made)
     assert found[page.groups["d"]] == ["2", "90.50 ± 0.71", "48.50 ± 0.71", "46.10 ± 0.14", "-", "-"]
-    assert found[page.groups["alone-5.25"]] == ["2", "89.30 ± 0.42", "47.00 ± 0.00", "at most 45.50", "-", "-"]
+    assert found[page.groups["alone-5.75"]] == ["2", "89.30 ± 0.42", "47.00 ± 0.00", "at most 45.50", "-", "-"]
     assert found["published: Generalist-D (natural + linf)"][1:4] == ["89.09", "50.01", "46.07"]
     assert found["[d-1](runs/headline/d-1.json)"] == ["91.00", "49.00", "46.20", "-", "-", "1.5", "2"]
     assert page.groups["t"] not in found, "nothing of it is there"
-    assert f"`d` less `alone-5.25`, seed by seed, in points: natural 1.20 ± 0.28, pgd-20/{LINF} 1.50 ± 0.71." in made
+    assert f"`d` less `alone-5.75`, seed by seed, in points: natural 1.20 ± 0.28, pgd-20/{LINF} 1.50 ± 0.71." in made
     assert "corruptions" not in made
 
 

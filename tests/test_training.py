@@ -133,10 +133,10 @@ def test_one_learner_is_a_plain_pytorch_loop(
         "optimizer": {"lr": 0.05, "weight_decay": 1e-3},
         "schedule": {"fractions": [0, 1], "values": [1, 0.5]},
         "label_smoothing": smoothing,
-        "attack": {"steps": STEPS, "start": "gaussian" if gaussian else "uniform"},
     }
     if kind != "nt":
         learner["threat"] = {"norm": norm, "eps": EPS}
+        learner["attack"] = {"steps": STEPS, "start": "gaussian" if gaussian else "uniform"}
     trainer = make_trainer(tiny_recipe([learner]), tmp_path)
     trace, model = spy_on(trainer), fresh_model(trainer)
     trainer.run()

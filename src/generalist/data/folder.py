@@ -206,7 +206,12 @@ def _check_classes(folder: Path, images: FolderImages) -> None:
 
 
 def _is_class(path: Path, root: Path) -> bool:
-    if path.is_file() or _is_hidden(path):
+    """Whether it is a class's folder; an image beside those would be left out unnoticed, and is refused."""
+    if _is_hidden(path):
+        return False
+    if path.is_file():
+        if path.suffix.lower() in SUFFIXES:
+            raise DataError(f"{path} lies beside the folders of the classes: move it into one, or take it away")
         return False
     _refuse_leaving(path, root)
     _refuse_dangling(path)

@@ -7,10 +7,10 @@ plain tensors and a captured iteration can be replayed with a new learning rate.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
 from generalist.core.compiling import compiled
@@ -44,6 +44,15 @@ class OptimizerOptions(Options):
     weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
     """L2 penalty on every parameter (decoupled for adamw). Papers: 5e-4 for natural learners; 3.5e-3 (ResNet-18)
     or 7e-4 (WRN-32-10) for adversarial ones."""
+
+    @model_validator(mode="after")
+    def _nothing_idle(self) -> Self:
+        for name in ("betas", "adam_eps") if self.kind == "sgd" else ("momentum", "nesterov"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: {self.kind} has none; leave it out")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov: it is a form of momentum, which is 0; leave one of the two out")
+        return self
 
 
 class Optimizer(ABC):

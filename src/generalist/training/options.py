@@ -121,6 +121,8 @@ class LearnerOptions(Options):
             raise ValueError(f"objective {kind!r} needs a threat; add `threat: {{norm: linf, eps: 8/255}}`")
         if not adversarial and self.threat is not None:
             raise ValueError(f"objective {kind!r} makes no adversarial examples; remove `threat` or use `at`")
+        if not self.threats() and self.attack != AttackOptions():
+            raise ValueError(f"objective {kind!r} makes no adversarial examples; leave `attack` out, or use `at`")
         return self
 
     @model_validator(mode="after")
