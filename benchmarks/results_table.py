@@ -64,6 +64,7 @@ PAGES = (
         groups={
             "d": "**`cifar10-resnet18-d`** (natural + linf)",
             "d-6.5": "the same against linf 6.5/255 from epoch 120 on, gamma 0.92",
+            "d-6.5-further": "the same, gamma 0.86",
             "d-linf-l2": "**`cifar10-resnet18-d-linf-l2`**",
             "t": "**`cifar10-resnet18-t`** (natural + linf + l2)",
             "alone-5.75": "one learner, against linf 5.75/255 from epoch 120 on",
@@ -72,7 +73,7 @@ PAGES = (
             "trades-6": "one learner, TRADES with beta 6",
             "trades-1": "one learner, TRADES with beta 1",
         },
-        leads=(("d", "alone-5.75"), ("d-6.5", "alone-5.75")),
+        leads=(("d", "alone-5.75"), ("d-6.5", "alone-5.75"), ("d-6.5-further", "alone-5.75")),
     ),
     Page(
         path="mnist.md",

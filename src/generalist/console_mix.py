@@ -58,7 +58,8 @@ def show_curve(curve: Curve, run: Path) -> None:
         f"{FRONT} Pareto front on the validation images: no other point is as good everywhere and better somewhere",
         soft_wrap=True,
     )
-    console.print(escape(f"the run's own gamma at the end of this epoch: {shares(curve.own_gamma)}"), soft_wrap=True)
+    own = "the shares that make the run's own network" if curve.source == "parts" else "the run's own gamma at the end"
+    console.print(escape(f"{own} of this epoch: {shares(curve.own_gamma)}"), soft_wrap=True)
     if suggestion := curve.suggestion:
         console.print(f"[bold]Suggestion:[/bold] {escape(suggestion.text)}", soft_wrap=True)
         console.print(escape(f"make it with: {_command(curve, suggestion.gamma, run)}"), soft_wrap=True)
