@@ -12,7 +12,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training_helpers import ROBUST, TinyNet, at_start, fresh_model, make_trainer, reference_uniform, tiny_recipe
+from training_helpers import (
+    FAST_AT,
+    ROBUST,
+    TinyNet,
+    at_start,
+    fresh_model,
+    make_trainer,
+    reference_uniform,
+    tiny_recipe,
+)
 
 from generalist.data.sets import Batch
 from generalist.objectives.base import Metrics, Objective, Progress
@@ -52,9 +61,11 @@ class Toy:
 
 
 def make_toy(objective: Any, path: Path, *, scalars: dict[str, float] | None = None, **learner: Any) -> Toy:
-    """The objective in linf 0.1 with three attack steps, unless `learner` says otherwise, at step 7. Values that change
-    during training are those of its start, unless `scalars` has them."""
-    options = {**ROBUST, "attack": {"steps": 3, "start": "uniform"}, "objective": objective, **learner}
+    """The objective in linf 0.1 with three attack steps, unless it has its own or `learner` says otherwise, at step 7.
+    Values that change during training are those of its start, unless `scalars` has them."""
+    kind = objective if isinstance(objective, str) else objective["kind"]
+    attack = None if kind == FAST_AT else {"steps": 3, "start": "uniform"}
+    options = {**ROBUST, "attack": attack, "objective": objective, **learner}
     trainer = make_trainer(tiny_recipe([{k: v for k, v in options.items() if v is not None}]), path)
     made = trainer.learners[0]
     with torch.no_grad():  # running statistics that differ from the batch's, lest a wrong mode go unseen

@@ -21,6 +21,7 @@ from training_helpers import L2, NATURAL, ROBUST, make_trainer, tiny_images, tin
 
 import generalist
 from generalist import dial
+from generalist.attacks.threats import Shrunk
 from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.files import write_text
 from generalist.core.run import RunDirectory
@@ -292,6 +293,28 @@ def test_images_for_statistics_are_augmented_training_images_in_proportion(
     seen.clear()
     machine.reestimated(model, [0.0, 1.0])
     assert len(seen) == 1  # natural images alone need no attack
+
+
+def test_statistics_come_from_attacks_as_the_learners_train_on(tmp_path: Path) -> None:
+    """Each threat with its own step, the objective's own start, and as much of eps as the attack had come to."""
+    both = {"kind": "at-linf-l2", "beside": ["l2:0.3"]}
+    learners = [
+        {**ROBUST, "objective": both, "attack": {"steps": 2, "step": 0.02}},
+        {**ROBUST, "name": "trades", "objective": "trades"},
+        {**ROBUST, "name": "once", "objective": "fast-at", "attack": {"scale": {"epochs": [0, 4], "values": [0, 1]}}},
+        NATURAL,
+    ]
+    options = {"mixing": {"redistribution": {"every": 0}}, "train": {"snapshots": {"every": 2}}}
+    run, _ = tiny_run(tmp_path / "run", tiny_recipe(learners, **options))
+    machine = dial.Dial(dial.learners_of(run, 2), device="cpu", data=TINY_DATA)
+    first, second, trades, once, natural = machine._tasks([0.4, 0.2, 0.2, 0.2])
+    assert [task.share for task in (first, second, trades, once, natural)] == [0.2, 0.2, 0.2, 0.2, 0.2]
+    assert (str(first.threat), first.attack.step) == ("linf:0.1", 0.02)
+    assert (str(second.threat), second.attack.step) == ("l2:0.3", None), "and not linf's"
+    assert (trades.attack.start, first.attack.start) == ("gaussian", "uniform")
+    assert (once.attack.steps, once.attack.step) == (1, 0.125)
+    assert isinstance(once.threat, Shrunk) and float(once.threat.share) == 0.5, "it grows for 4 epochs"
+    assert natural.threat is None
 
 
 def test_a_network_without_batchnorm_has_nothing_to_choose(tmp_path: Path) -> None:
@@ -708,6 +731,23 @@ def test_the_command_shows_the_curve(
     assert dial.Curve.model_validate_json(out) == dial.read_curve(spare)
 
 
+def test_the_command_that_a_curve_suggests_makes_what_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the run's own dial would mix something else."""
+    overrides = [*FAST_TRAINING, "mixing.parts=true", "mixing.gamma=0.6"]
+    run = generalist.train("digits-d", overrides=overrides, out=tmp_path / "run", device="cpu")
+    args = ["mix", str(run.path), "--curve", "2", "--source", "raw", "--samples", "60", "--steps", "1"]
+    code, out, _ = run_main([*args, "--natural-at-least", "0"], monkeypatch, capsys)
+    made = re.search(r"make it with: generalist (.*)", out)
+    assert code == 0 and made
+    code, out, _ = run_main([*shlex.split(made[1]), "--json"], monkeypatch, capsys)
+    assert code == 0 and load_weights(Path(json.loads(out)["file"]))[1]["mix"]["source"] == "raw"
+
+
+FAST_TRAINING = ["model.width=4", "train.epochs=2", "validation.images=60", "validation.steps=1"]
+
+
 def test_the_command_says_when_no_point_will_do(
     spare: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -716,7 +756,7 @@ def test_the_command_says_when_no_point_will_do(
     assert code == 0 and "no point of this curve has robust accuracy of at least 100.00%; the nearest: gamma" in out
 
 
-FAST = ["model.width=4", "train.batch_size=600", "train.start_epoch=31", "learners.0.attack.steps=1"]
+FAST = ["model.width=4", "train.batch_size=600", "learners.0.attack.steps=1"]
 FAST += ["validation.every=50", "validation.steps=1", "validation.images=60", "train.checkpoint_epochs=50"]
 
 

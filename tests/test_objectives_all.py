@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from objectives_toy import make_toy
-from training_helpers import L2, NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import FAST_AT, L2, NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
 
 import generalist.objectives as objectives
 from generalist.core.errors import RecipeError
 from generalist.objectives.base import OBJECTIVES, class_of
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 PACKAGE = objectives.__name__ + "."
 KINDS = sorted(kind for kind in OBJECTIVES if OBJECTIVES.get(kind).__module__.startswith(PACKAGE))
@@ -37,8 +37,8 @@ def learner(kind: str, ends: list[str], *, wrapped: bool = False) -> dict[str, A
         objective |= {"ends": ends, "points": 2, "statistics": 6}
     if kind == "hat":
         objective |= {"teacher": ends[0]}
-    adversarial = OBJECTIVES.get(kind).adversarial
-    fields = {key: value for key, value in ROBUST.items() if adversarial or key not in ("threat", "attack")}
+    without = ("attack",) if kind == FAST_AT else () if OBJECTIVES.get(kind).adversarial else ("threat", "attack")
+    fields = {key: value for key, value in ROBUST.items() if key not in without}
     return {**fields, "objective": {"kind": "awp", "around": objective, "rho": 0.1} if wrapped else objective}
 
 
@@ -91,8 +91,8 @@ def test_attacks_each_is_true_of_those_that_hand_out_attacked_images(
     tmp_path: Path, ends: list[str], kind: str
 ) -> None:
     options = learner(kind, ends)
-    natural = {} if "threat" in options else {"threat": None, "attack": None}
-    toy = make_toy(options["objective"], tmp_path, scalars={"tau": 0.0}, **natural)
+    without = {} if "threat" in options else {"threat": None, "attack": None}
+    toy = make_toy(options["objective"], tmp_path, scalars={"tau": 0.0}, **without)
     toy.objective.epoch_start(1)
     progress = replace(toy.progress, variant=toy.objective.variants[0])
     made = toy.objective.prepare(toy.batch, progress).made

@@ -125,6 +125,20 @@ def test_the_second_batchnorm_begins_as_the_first(tmp_path: Path) -> None:
     assert bool((network.get_parameter("norm.weight") == 0.7).all()), "afterwards it goes its own way"
 
 
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_reset_forgets_its_momenta_too(tmp_path: Path, reset: bool) -> None:
+    toy = make_toy("ar-at", tmp_path)
+    toy.objective.epoch_start(1)
+    toy.gradients()
+    before = {name: tensor.clone() for name, tensor in toy.objective.state_dict().items()}
+    toy.learner.receive(toy.learner.flat.vector.clone(), toy.learner.flat.counters.clone(), reset=reset)
+    after = toy.objective.state_dict()
+    momenta = [name for name in after if name.startswith("optimizer.")]
+    assert momenta and all(before[name].any() for name in momenta)
+    assert all(bool(after[name].any()) != reset for name in momenta)
+    assert torch.equal(after["beside"], before["beside"])
+
+
 def test_finite_where_probabilities_underflow(tmp_path: Path) -> None:
     toy = make_toy("ar-at", tmp_path)
     toy.objective.epoch_start(1)

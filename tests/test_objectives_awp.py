@@ -138,7 +138,7 @@ class Counting(Objective):
     def epoch_end(self, epoch: int) -> None:
         self.calls.append(f"end {epoch}")
 
-    def redistributed(self) -> None:
+    def redistributed(self, *, reset: bool) -> None:
         self.calls.append("redistributed")
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -196,7 +196,7 @@ def test_an_average_starts_anew_with_new_weights_and_a_run_does_not(taught: Path
         distilled(toy).epoch_start(1)
         before = copy.deepcopy(distilled(toy).teacher.network.state_dict())
         disturb(toy)
-        toy.objective.redistributed()
+        toy.objective.redistributed(reset=True)
         wanted = before if teacher else toy.model.state_dict()
         after = distilled(toy).teacher.network.state_dict()
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in after.items())

@@ -32,7 +32,7 @@ from generalist.objectives.base import Inputs
 from generalist.objectives.hat import HatOptions, HelperBasedTraining
 from generalist.objectives.trades import TradesOptions
 from generalist.training.artefacts import load_weights
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 BESIDE: dict[str, Any] = {"kind": "hat", "around": "at", "teacher": "#natural"}
 

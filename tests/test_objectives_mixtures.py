@@ -23,9 +23,9 @@ from objectives_toy import (
     make_toy,
     reference_pgd,
 )
-from training_helpers import reference_bits, reference_uniform
+from training_helpers import FAST_AT, ROBUST, reference_bits, reference_uniform, tiny_recipe
 
-from generalist.core.errors import GeneralistError
+from generalist.core.errors import GeneralistError, RecipeError
 
 # -- rst --------------------------------------------------------------------------------------------------------------
 
@@ -87,9 +87,7 @@ def test_iat_draws_anew_for_each_half_and_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alpha", [1.25, 0.5])
 def test_fast_at_takes_one_step_from_a_uniform_start(tmp_path: Path, alpha: float) -> None:
-    """Whatever number of steps, start and step size the learner's attack has."""
-    attack = {"steps": 9, "step": 0.5, "start": "none"}
-    toy = make_toy({"kind": "fast-at", "alpha": alpha}, tmp_path, attack=attack)
+    toy = make_toy({"kind": FAST_AT, "alpha": alpha}, tmp_path)
     model = copy.deepcopy(toy.model).eval()
     start = (toy.batch.x + linf_start(toy.batch)).clamp(0, 1).requires_grad_()
     (grad,) = torch.autograd.grad(F.cross_entropy(model(start), toy.batch.y), start)
@@ -101,9 +99,19 @@ def test_fast_at_takes_one_step_from_a_uniform_start(tmp_path: Path, alpha: floa
 
 def test_fast_at_in_l2_takes_a_step_of_its_eps(tmp_path: Path) -> None:
     """Hooks of the threat, no norm of its own: one step of 1.25 eps lands on the ball's surface, or the box's."""
-    toy = make_toy("fast-at", tmp_path, threat="l2:0.3", attack={"steps": 4})
+    toy = make_toy(FAST_AT, tmp_path, threat="l2:0.3")
     lengths = (toy.adversarial() - toy.batch.x).flatten(1).norm(dim=1)
     assert float(lengths.max()) <= 0.3 + 1e-12 and float(lengths.min()) > 0.1
+
+
+@pytest.mark.parametrize("field", [{"steps": 9}, {"step": 0.5}, {"start": "none"}], ids=str)
+def test_an_attack_that_fast_at_would_not_take_is_refused(field: dict[str, Any]) -> None:
+    for objective in (FAST_AT, {"kind": "awp", "around": FAST_AT}):
+        with pytest.raises(
+            RecipeError, match=rf"attack\.{next(iter(field))}: objective '.*' has its own; leave it out"
+        ):
+            tiny_recipe([{**ROBUST, "objective": objective, "attack": field}])
+    tiny_recipe([{**ROBUST, "objective": FAST_AT, "attack": {"batchnorm": "train", "scale": 0.5}}])
 
 
 # -- trades -----------------------------------------------------------------------------------------------------------

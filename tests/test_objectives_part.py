@@ -20,11 +20,11 @@ from several_norms_helpers import (
     recipe_of,
 )
 from torch import Tensor, nn
-from training_helpers import TinyNet
+from training_helpers import TinyNet, make_trainer
 
 from generalist.core import random
 from generalist.core.errors import GeneralistError
-from generalist.models import MODELS
+from generalist.models import MODELS, ModelOptions
 from generalist.models.activation_maps import class_activation_maps
 from generalist.objectives.part import PixelReweighted
 
@@ -72,6 +72,16 @@ def test_a_network_without_feature_maps_is_refused() -> None:
     with pytest.raises(GeneralistError, match="no feature map"):
         class_activation_maps(model, torch.zeros(2, 1, 4, 4), torch.tensor([0, 1]))
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_network_without_feature_maps_is_refused_before_it_trains(tmp_path: Path) -> None:
+    def flat(*, num_classes: int, in_channels: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16 * in_channels, num_classes))
+
+    MODELS.register("flat-for-part")(flat)
+    recipe = recipe_of("part").model_copy(update={"model": ModelOptions(name="flat-for-part")})
+    with pytest.raises(GeneralistError, match="no feature map"):
+        make_trainer(recipe, tmp_path)
 
 
 def test_masks_follow_the_sample_through_shuffling_and_augmentation(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from torch import Tensor
 from training_helpers import ROBUST, make_trainer, tiny_recipe, train
 
 from generalist.core.errors import GeneralistError
+from generalist.core.plain_yaml import merge
 from generalist.objectives.rmc import RobustModeConnectivity, curve_point
+from generalist.recipe import parse
 from generalist.training.artefacts import load_weights
 
 
@@ -131,6 +133,24 @@ def test_the_best_point_on_the_validation_images_is_what_is_saved(ends: list[str
     record = trainer.directory.read_metrics()[-1]["validation"]["accuracy"]
     assert record["global"]["natural"] == pytest.approx(scores[best][1])
     assert torch.equal(objective.ends[0]["linear.weight"], weights_of(ends)[0]["linear.weight"]), "ends are fixed"
+
+
+def test_a_snapshot_holds_a_network_of_the_curve(ends: list[str], tmp_path: Path) -> None:
+    """Also of an epoch that is not validated: what training averages beside is no point of it."""
+    raw = recipe_of(rmc(ends), epochs=3).model_dump(mode="json")
+    trainer = make_trainer(
+        parse(merge(raw, {"train": {"snapshots": {"every": 2}}, "validation": {"every": 3}})), tmp_path
+    )
+    objective = trainer.learners[0].objective
+    assert isinstance(objective, RobustModeConnectivity)
+    named: list[dict[str, Tensor]] = []
+    choose = objective.best_network
+    objective.best_network = lambda: (named.append(choose()), named[-1])[1]  # type: ignore[method-assign]
+    trainer.run()
+    kept = load_weights(trainer.directory.snapshots / "2" / "global.safetensors")[0]
+    assert len(named) == 2, "for the snapshot and for the validation"
+    for name, tensor in named[0].items():
+        torch.testing.assert_close(kept[name], tensor)
 
 
 def test_a_better_point_wins(ends: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

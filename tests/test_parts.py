@@ -182,6 +182,16 @@ def test_learners_from_places_of_their_own_begin_as_their_own_parts(source: RunD
     np.testing.assert_array_equal(vectors[0], trainer.learners[0].flat.vector.numpy())
 
 
+def test_a_branch_with_fewer_learners_makes_its_global_learner_anew(tmp_path: Path) -> None:
+    """The parts of some of a run's learners are not all of its global learner."""
+    early = {"epochs": [0, 1], "values": [1, 0.4]}
+    three, _ = tiny_run(tmp_path / "three", recipe([NATURAL, ROBUST, L2], gamma=early))
+    trainer = branch(three, "4", tmp_path / "two")
+    assert_they_make_the_global_learner(trainer)
+    vectors, _ = parts_of(trainer)
+    assert all(np.array_equal(vector, trainer.global_learner.vector.numpy()) for vector in vectors)
+
+
 @pytest.mark.parametrize("share", [None, "much", True, -0.1, 2, float("nan")])
 def test_a_part_without_a_share_is_damaged(source: RunDirectory, tmp_path: Path, share: Any) -> None:
     names = {"natural": "natural.part", "robust": "robust.part"}
@@ -210,6 +220,13 @@ def test_the_dial_mixes_them_and_finds_the_runs_own_network(source: RunDirectory
     assert list(raw.own_gamma.values()) == raw.recipe.gammas_at(4)
     assert dial.mixture_file(raw, raw.own_gamma).name.endswith("-raw.safetensors")
     assert not dial.mixture_file(learners, learners.own_gamma).name.endswith("-parts.safetensors")
+
+
+def test_a_learner_that_has_given_nothing_yet_has_no_part_to_mix(source: RunDirectory) -> None:
+    """Its part is what it began from: mixed by any share it would spoil the network."""
+    with pytest.raises(RunError, match=r"by epoch 2 natural has given nothing .* mix raw, or choose another epoch"):
+        dial.learners_of(source, 2)
+    assert dial.learners_of(source, 2, source="raw").own_gamma == {"natural": 0.0, "robust": 1.0}
 
 
 def test_a_run_without_them_says_so(tmp_path: Path) -> None:

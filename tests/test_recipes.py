@@ -22,7 +22,7 @@ from generalist.objectives import OBJECTIVES
 from generalist.objectives.trades import TradesOptions
 from generalist.recipe import Recipe, load_recipe, parse, parse_yaml, stage_recipe, to_yaml
 from generalist.shipped import shipped_names, shipped_text
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 VARIANTS = ("d", "d-linf-l2", "t")
 BEST = {f"cifar10-resnet18-{variant}" for variant in VARIANTS}
@@ -505,6 +505,14 @@ def test_numbers_are_kept_as_people_write_them(written: str, kept: float | str) 
 )
 def test_an_option_that_would_do_nothing_is_refused(change: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
+        load_recipe(BASE, overrides=[change])
+
+
+@pytest.mark.parametrize(
+    "change", ["learners.linf.optimizer.lr=1e300", "learners.linf.schedule.values=[1, 1e300]", "mixing.gamma=-1e40"]
+)
+def test_numbers_that_single_precision_does_not_have_are_refused(change: str) -> None:
+    with pytest.raises(RecipeError, match=r"numbers are at most 1e\+18"):
         load_recipe(BASE, overrides=[change])
 
 

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import save_file
 from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_images, tiny_recipe, tiny_splits, train
 
-from generalist.core.errors import GeneralistError, InterruptedRunError, RunError
+import generalist
+from generalist.core.errors import GeneralistError, InterruptedRunError, RecipeError, RunError
 from generalist.core.files import sha256
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
@@ -434,6 +435,36 @@ def test_a_header_that_torch_cannot_read_is_a_damaged_file(tmp_path: Path) -> No
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(RunError, match="not a whole safetensors file"):
         load_weights(tmp_path / "x.safetensors")
+
+
+def test_how_the_work_is_done_may_change(tmp_path: Path) -> None:
+    """What the console advises where memory is short, and when checkpoints are written; what is trained may not."""
+    run = generalist.train("digits-d", overrides=SHORT, out=tmp_path / "run", device="cpu")
+    other = ["validation.batch_size=7", "train.checkpoint_minutes=1", "train.checkpoint_epochs=3", "train.engine=eager"]
+    other += [f"data.root={tmp_path}", "source=other words"]
+    generalist.train("digits-d", overrides=[*SHORT, *other], out=run.path, resume=True, device="cpu")
+    assert "checkpoint_epochs: 3" in run.recipe.read_text()
+    with pytest.raises(RecipeError, match=r"validation\.steps: differs from that of"):
+        generalist.train("digits-d", overrides=[*SHORT, "validation.steps=2"], out=run.path, resume=True, device="cpu")
+
+
+SHORT = ["model.width=4", "train.epochs=1", "validation.images=60", "validation.steps=1"]
+
+
+def test_minutes_count_where_an_epoch_is_one_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", lambda *args, step: (saved.append(step), save(*args, step=step)))
+    options = {**FAST, "batch_size": 18, "checkpoint_minutes": 1e-9, "checkpoint_epochs": 1000}
+    train(tiny_recipe(train=options, validation={"every": 1000}), tmp_path)
+    assert saved == [1, 2, 3, 4]
+
+
+def test_a_crafted_size_of_the_log_is_no_demand_for_memory(tmp_path: Path) -> None:
+    finished(tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    lines = run.read_metrics()
+    assert run.cut_metrics(10**18) == run.metrics.stat().st_size and run.read_metrics() == lines
 
 
 def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:

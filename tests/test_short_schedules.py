@@ -18,7 +18,7 @@ from generalist.objectives.part import PixelReweighted
 from generalist.recipe import Recipe, load_recipe, stage_recipe
 from generalist.shipped import shipped_names
 from generalist.stage_plans import plan_runs
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 FAMILY = "cifar10-resnet18"
 BEST = [f"{FAMILY}-d", f"{FAMILY}-d-linf-l2", f"{FAMILY}-t"]

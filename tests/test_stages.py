@@ -382,6 +382,31 @@ def test_a_teacher_that_knows_the_held_out_images_is_told_of(tmp_path: Path) -> 
     assert load_weights(run.model)[1]["unseen"] == []
 
 
+def test_a_stage_that_teaches_is_told_of_as_a_run_is(tmp_path: Path) -> None:
+    stages = [
+        {"name": "teach", "change": {"validation": {"split": "test"}}},
+        {"name": "learn", "change": {"learners": [{**ALONE["learners"][0], "objective": TAUGHT_BEFORE}]}},
+    ]
+    said: list[str] = []
+    listener = Listener(say=said.append)
+    overrides = ["train.epochs=1"]
+    run = train({**ALONE, "stages": stages}, overrides=overrides, out=tmp_path / "run", listener=listener)
+    assert len([text for text in said if "held out here" in text]) == 1
+    assert load_weights(run.model)[1]["unseen"] == []
+
+
+TAUGHT_BEFORE = {"kind": "at-distil", "teacher": "teach"}
+
+
+def test_schedules_that_are_half_over_need_weights_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"train\.start_epoch: 1 epochs count as done.*--from RUN@EPOCH"):
+        train(ALONE, overrides=["train.epochs=2", "train.start_epoch=1"], out=tmp_path / "run", device="cpu")
+    stages = [{"name": "first"}, {"name": "second", "change": {"train": {"start_epoch": 1}}}]
+    with pytest.raises(RecipeError, match=r"train\.start_epoch: 1 epochs count as done"):
+        train({**ALONE, "stages": stages}, overrides=["train.epochs=2"], out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_teacher_of_another_size_leaves_nothing_behind(tmp_path: Path) -> None:
     teacher = train(ALONE, overrides=["train.epochs=1"], out=tmp_path / "teacher", device="cpu")
     with pytest.raises(GeneralistError, match="do not fit this architecture"):

@@ -221,7 +221,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"search": {LR: {"low": 0, "high": 0.1, "log": True}}, "method": "random", "trials": 2}, "begins above 0"),
     ({"search": {LR: {"low": 0.1, "high": 1, "log": True, "step": 0.1}}, "method": "tpe", "trials": 2}, "exclude"),
     ({"search": {LR: {"low": 0.5, "high": 2, "integer": True}}, "method": "tpe", "trials": 2}, "whole numbers"),
-    ({"search": {LR: {"low": 1, "high": 1e308, "step": 1e-300}}, "method": "tpe", "trials": 2}, "is too wide"),
+    ({"search": {LR: {"low": 1, "high": 1e18, "step": 1e-300}}, "method": "tpe", "trials": 2}, "is too wide"),
     ({"search": {LR: {"values": [0.1], "log": True}}}, "go with `low` and `high`"),
     ({"search": {LR: {"values": [0.1], "variants": {"a": {}}}}}, "one of the three"),
     ({"search": {LR: {"value": [0.1]}}}, "unknown field; the fields are high"),

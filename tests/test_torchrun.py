@@ -96,7 +96,7 @@ def assert_same_losses(run: Path, other: Path) -> None:
 
 
 def test_a_rank_that_diverges_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    args = arguments(tmp_path / "run", "learners.natural.optimizer.lr=1e30", "train.parallel.timeout=60")
+    args = arguments(tmp_path / "run", "learners.natural.optimizer.lr=1e18", "train.parallel.timeout=60")
     first, second = ranks(args)
     (_, quiet), (_, told) = first.communicate(timeout=120), second.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (2, 2), quiet + told

@@ -113,6 +113,8 @@ ROBUST: dict[str, Any] = {
     "attack": {"steps": 2},
     "optimizer": {"lr": 0.02, "weight_decay": 1e-3},
 }
+FAST_AT = "fast-at"
+"""The objective that takes its own attack, and no `attack.steps`."""
 L2: dict[str, Any] = {
     "name": "l2",
     "objective": "at",

@@ -72,8 +72,8 @@ def _command(curve: Curve, gamma: Mapping[str, float], run: Path) -> str:
     # As many digits as it takes for shares that add up to 1 to do so still.
     wanted = ",".join(f"{share:.10g}" for share in list(gamma.values())[:-1])
     statistics = "" if curve.statistics == "best" else f" --statistics {curve.statistics}"
-    source = "" if curve.source == "raw" else f" --source {curve.source}"
-    return f"generalist mix {shlex.quote(str(run))} --gamma {wanted} --epoch {curve.epoch}{source}{statistics}"
+    place = f"--epoch {curve.epoch} --source {curve.source}"
+    return f"generalist mix {shlex.quote(str(run))} --gamma {wanted} {place}{statistics}"
 
 
 def _table(title: str, points: Sequence[tuple[Point, Mapping[str, Measured]]]) -> Table:

@@ -10,7 +10,7 @@ from generalist.objectives.norms import SeveralNormsOptions
 from generalist.objectives.score import ScoreOptions
 from generalist.objectives.trades import TradesOptions
 from generalist.objectives.wrapper import WrapperOptions
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 VARIANTS = {
     frozenset({"nt", "linf"}): "generalist-d-nt-linf",

@@ -34,8 +34,11 @@ from generalist.training.signals import StopRequest, stop_requests
 RUNS = Path("runs")
 """Where runs go that nothing is said of."""
 
-HOW = ("engine", "compile", "parallel")
-"""Fields of `train` that say how the work is done, not what: a resumed run may change them."""
+HOW = [
+    *("name", "source", "data.root", "data.workers", "data.decoder", "validation.batch_size"),
+    *("train.engine", "train.compile", "train.parallel", "train.checkpoint_epochs", "train.checkpoint_minutes"),
+]
+"""Fields that say how the work is done, or what it is called, and not what is done: a resumed run may change them."""
 
 
 def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
@@ -106,11 +109,10 @@ def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -
     with suppress(RecipeError):  # options that are newer than the run have their defaults there, too
         before = _plain(parse(before, trust_code=trust_code))
     for raw in (now, before):
-        if isinstance(train := raw.get("train"), dict):
-            for field in HOW:
-                train.pop(field, None)
-    now.pop("name", None)
-    before.pop("name", None)
+        for field in HOW:
+            section, _, name = field.rpartition(".")
+            if isinstance(fields := raw.get(section) if section else raw, dict):
+                fields.pop(name, None)
     if changed := _first_change(now, before):
         raise RecipeError(
             changed, f"differs from that of {run.path}; a resumed run keeps its recipe (branch with --from)"
@@ -163,6 +165,9 @@ def train_runs(
             )
         start = recorded
     plans = plan_runs(whole, run, start=start, trust_code=trust_code)
+    if not resume:
+        for plan in plans:
+            _check_start_epoch(plan)
 
     def build(plan: Plan, listener: Listener = listener) -> _Built:
         return _build(plan, device=device, data=data, trust_code=trust_code, listener=listener, group=group)
@@ -185,6 +190,16 @@ def train_runs(
                 raise InterruptedRunError(
                     f"stopped after stage {whole.stages[i].name!r}; go on with --resume", received
                 )
+
+
+def _check_start_epoch(plan: Plan) -> None:
+    """Refuse to begin in the middle of the schedules with weights that nothing has trained."""
+    if plan.recipe.train.start_epoch and plan.source is None:
+        raise RecipeError(
+            "train.start_epoch",
+            f"{plan.recipe.train.start_epoch} epochs count as done, but training would start from fresh weights: say "
+            "where they come from (--from RUN@EPOCH, or a stage's `start`), or leave it out",
+        )
 
 
 def _shapes(built: _Built | None) -> Shapes:
@@ -261,6 +276,9 @@ def _train_stage(
             done = f"{directory.path} has finished (epoch {epochs} of {epochs}): nothing is left to do"
             trainer.listener.say(done if finished else f"resuming {directory.path} at step {trainer.step}")
         else:
+            for text in plan.sources():
+                if plan.stage_of(text) is not None:  # the others were checked before anything ran
+                    trainer.check_source(artefact_file(plan.locate(text), GLOBAL))
             if plan.waits:
                 trainer.start_from(plan.source_files())
             # Weights that another node has drawn or read may differ, if only in their rounding: rank 0's are taken.

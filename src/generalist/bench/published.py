@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from generalist.attacks.pgd import starting_point
 from generalist.data.sets import Batch
-from generalist.training.options import Job, LearnerOptions
+from generalist.training.learner_options import LearnerOptions
+from generalist.training.options import Job
 
 DECAY = 0.999
 State = dict[str, Tensor]

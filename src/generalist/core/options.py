@@ -10,7 +10,7 @@ import re
 from fractions import Fraction as Ratio
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 _FRACTION = re.compile(r"\s*[-+]?(\d{1,9}\.?|\d{0,9}\.\d{1,9})\s*/\s*\d{1,9}\s*")
 
@@ -68,8 +68,18 @@ def format_number(value: float) -> float | str:
     return str(simple) if simple and float(simple) == value else value
 
 
-Number = Annotated[float, BeforeValidator(parse_number), PlainSerializer(format_number)]
-"""A finite float that a recipe may also write as a fraction."""
+LARGEST = 1e18
+"""The product of two such numbers is still one in single precision."""
+
+
+def check_size(value: float) -> float:
+    if abs(value) > LARGEST:
+        raise ValueError(f"numbers are at most {LARGEST:g}, not {value:g}")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(parse_number), AfterValidator(check_size), PlainSerializer(format_number)]
+"""A float of no extreme size that a recipe may also write as a fraction."""
 
 Positive = Annotated[Number, Field(gt=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]

@@ -138,7 +138,7 @@ class RunDirectory:
             return 0
         with clear_write_errors(self.metrics), self.metrics.open("rb+") as stream:
             # A power cut may have taken the log's end, in the middle of a line, but left the checkpoint.
-            whole = stream.read(size).rfind(b"\n") + 1
+            whole = stream.read(min(size, self.metrics.stat().st_size)).rfind(b"\n") + 1
             stream.truncate(whole)
         return whole
 

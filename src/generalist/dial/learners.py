@@ -107,6 +107,11 @@ def learners_of(
     own = recipe.gammas_at(chosen)
     if source == "parts":
         own = [share_of(header, run.snapshots / str(chosen)) for _, header in loaded]
+        if idle := [name for name, share in zip(names, own, strict=True) if share == 0]:
+            raise RunError(
+                f"by epoch {chosen} {idle[0]} has given nothing to the global learner, so there is no part of it: mix "
+                f"raw, or choose another epoch (kept: {kept})"
+            )
     own_gamma = dict(zip(names, own, strict=True))
     return Learners(run, recipe, chosen, chosen == epochs[-1], source, states, own_gamma, about)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from generalist.attacks.base import Attack
 from generalist.attacks.pgd import AttackOptions, pgd
 from generalist.attacks.pgd_attack import PGD
-from generalist.attacks.threats import ThreatOptions
+from generalist.attacks.threats import Shrunk, Threat, ThreatOptions
 from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.run import GLOBAL, RunDirectory
 from generalist.data.options import Splits, load_splits
@@ -26,6 +26,7 @@ from generalist.data.split import subset
 from generalist.dial.learners import ROUNDING, Gamma, Learners, Source, State, gammas_of, learners_of, mixed_state
 from generalist.evaluation import Accuracy, evaluate_model
 from generalist.evaluation.accuracy import NATURAL
+from generalist.objectives.base import SMALLEST
 from generalist.tensors.batchnorm import reestimate, statistics_names
 from generalist.training.artefacts import SHARE, UPDATES, save_weights
 from generalist.training.environment import choose_device
@@ -221,9 +222,17 @@ class Dial:
     def _tasks(self, gammas: Sequence[float]) -> list[Task]:
         tasks = []
         for options, gamma in zip(self.recipe.learners, gammas, strict=True):
-            threats: list[ThreatOptions | None] = [*options.threats()] or [None]
-            tasks += [Task(gamma / len(threats), threat, options.attack) for threat in threats]
+            attacks = [(self._grown(threat, attack), attack) for threat, attack in options.attacks()]
+            tasks += [Task(gamma / len(attacks), *each) for each in attacks] or [Task(gamma, None, options.attack)]
         return tasks
+
+    def _grown(self, threat: ThreatOptions, attack: AttackOptions) -> Threat:
+        """As much of the threat as the learner trained against by then."""
+        whole = threat.build()
+        if attack.scale is None:
+            return whole
+        share = max(attack.scale.at(self.learners.epoch, self.recipe.train.epochs), SMALLEST)
+        return Shrunk(whole.eps, inner=whole, share=torch.tensor(share, device=self.device))
 
     def _training_batches(self, model: nn.Module) -> Iterator[Batch]:
         """Augmented images of an epoch that training has not seen."""
@@ -246,7 +255,7 @@ class Dial:
                     target,
                     x,
                     y,
-                    threat=task.threat.build(),
+                    threat=task.threat,
                     options=task.attack,
                     seed=self.recipe.train.seed,
                     purpose=f"dial/{task.threat}",
@@ -261,7 +270,7 @@ class Task:
     """A share of the images, and what is done to them."""
 
     share: float
-    threat: ThreatOptions | None
+    threat: Threat | None
     attack: AttackOptions
 
 

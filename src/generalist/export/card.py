@@ -21,7 +21,7 @@ from generalist.export.source import Source, Summary
 from generalist.method_names import method_of
 from generalist.recipe import Recipe
 from generalist.shift_figures import read_shift
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 
 MOST_CLASSES = 100
 """Names on the card; config.json has all."""

@@ -166,6 +166,10 @@ class RepresentationRegularized(AdversarialTraining):
                 right += int((logits_of(network, batch.x.to(dtype)).argmax(1) == batch.y).sum())
         self.trust.fill_(right / len(chosen))
 
+    def redistributed(self, *, reset: bool) -> None:
+        if reset:
+            self.optimizer.reset()
+
     def _network(self) -> nn.Module:
         assert isinstance(self.beside.module, Beside)
         return self.beside.module.network

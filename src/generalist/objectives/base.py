@@ -236,6 +236,11 @@ class Objective:
         return []
 
     @classmethod
+    def attack_on(cls, options: ObjectiveOptions, threat: Threat, attack: AttackOptions, *, own: bool) -> AttackOptions:
+        """What becomes of the learner's `attack` in its own threat model, or in another of `threats`."""
+        return attack if own else attack.model_copy(update={"step": None})
+
+    @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         """What it will ask `learner.artefact` for: a source that cannot be is refused before anything runs."""
         return []
@@ -279,8 +284,8 @@ class Objective:
         curve of them, say), as a state dict; None: its own. Asked before each validation."""
         return None
 
-    def redistributed(self) -> None:
-        """Called when the learner has taken over the global learner's weights."""
+    def redistributed(self, *, reset: bool) -> None:
+        """Called when the learner has taken over the global learner's weights, and forgotten its momenta if `reset`."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must keep: tensors only, and the live ones, not copies."""

@@ -95,7 +95,7 @@ class Distilled(Objective):
     def epoch_start(self, epoch: int) -> None:
         self.teacher.epoch_start()
 
-    def redistributed(self) -> None:
+    def redistributed(self, *, reset: bool) -> None:
         if self.source is None:
             self.teacher.network.load_state_dict(self.learner.model.state_dict())
 

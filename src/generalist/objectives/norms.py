@@ -55,6 +55,13 @@ class SeveralNorms(Objective):
         assert isinstance(options, SeveralNormsOptions)
         return options.beside
 
+    @classmethod
+    def attack_on(cls, options: ObjectiveOptions, threat: Threat, attack: AttackOptions, *, own: bool) -> AttackOptions:
+        """The learner's attack, with the step of this norm."""
+        assert isinstance(options, SeveralNormsOptions)
+        size = {str(norm): size for norm, size in options.step.items()}.get(threat.name, attack.step if own else None)
+        return attack.model_copy(update={"step": size})
+
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         assert learner.threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
@@ -70,13 +77,10 @@ class SeveralNorms(Objective):
                 f"learner {learner.name!r}: objective.step names {unused[0]}, but its norms are {', '.join(names)}; "
                 "take it out"
             )
-        self.norms = [(threat, self._attack(threat, own=i == 0)) for i, threat in enumerate([learner.threat, *others])]
-
-    def _attack(self, threat: Threat, *, own: bool) -> AttackOptions:
-        """The learner's attack, with the step of this norm."""
-        attack = self.learner.attack
-        size = {str(norm): size for norm, size in self.step.items()}.get(threat.name, attack.step if own else None)
-        return attack.model_copy(update={"step": size})
+        self.norms = [
+            (threat, self.attack_on(self.options, threat, learner.attack, own=i == 0))
+            for i, threat in enumerate([learner.threat, *others])
+        ]
 
     def attacked(self, batch: Batch, progress: Progress) -> list[Tensor]:
         """The batch's images under each norm's own PGD."""

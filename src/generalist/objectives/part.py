@@ -77,18 +77,21 @@ class PixelReweighted(AdversarialTraining):
         self.threat = learner.threat
         self.warmup = learner.epochs_of(self.share)
         device = next(learner.model.parameters()).device
+        self._maps(learner.images.batch(learner.index[:1]))  # a network that has none is refused before it trains
         self.masks = torch.ones(len(learner.images), 1, *learner.images.shape[1:], dtype=torch.bool, device=device)
 
     def epoch_start(self, epoch: int) -> None:
         if epoch <= self.warmup:
             return
-        model = self.learner.model
-        dtype = next(model.parameters()).dtype
         for index in torch.split(self.learner.index, CHUNK):
             batch = self.learner.images.batch(index)
-            with computing_in(self.learner.autocast, self.masks.device):
-                maps = class_activation_maps(model, batch.x.to(dtype), batch.y)
+            maps = self._maps(batch)
             self.masks[batch.index] = maps >= self.threshold * maps.mean((2, 3), keepdim=True)
+
+    def _maps(self, batch: Batch) -> Tensor:
+        model = self.learner.model
+        with computing_in(self.learner.autocast, batch.x.device):
+            return class_activation_maps(model, batch.x.to(next(model.parameters()).dtype), batch.y)
 
     def masks_of(self, batch: Batch) -> Tensor:
         """Which pixels of the batch's images, as they were augmented, keep the full eps: [B, 1, H, W]."""

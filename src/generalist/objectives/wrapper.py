@@ -7,8 +7,8 @@ from typing import Self
 from pydantic import field_validator, model_validator
 from torch import Tensor
 
-from generalist.attacks.pgd import Start
-from generalist.attacks.threats import ThreatOptions
+from generalist.attacks.pgd import AttackOptions, Start
+from generalist.attacks.threats import Threat, ThreatOptions
 from generalist.core.schedule import Schedule
 from generalist.data.sets import Batch
 from generalist.objectives.base import (
@@ -75,6 +75,10 @@ class Wrapper(Objective):
         return class_of(_around(options)).threats(_around(options))
 
     @classmethod
+    def attack_on(cls, options: ObjectiveOptions, threat: Threat, attack: AttackOptions, *, own: bool) -> AttackOptions:
+        return class_of(_around(options)).attack_on(_around(options), threat, attack, own=own)
+
+    @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
         return class_of(_around(options)).sources(_around(options))
 
@@ -102,8 +106,8 @@ class Wrapper(Objective):
     def epoch_end(self, epoch: int) -> None:
         self.inner.epoch_end(epoch)
 
-    def redistributed(self) -> None:
-        self.inner.redistributed()
+    def redistributed(self, *, reset: bool) -> None:
+        self.inner.redistributed(reset=reset)
 
     def best_network(self) -> dict[str, Tensor] | None:
         return self.inner.best_network()

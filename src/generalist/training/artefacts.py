@@ -183,19 +183,30 @@ def start_from(
 def _start_parts(
     files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner, gammas: Sequence[float]
 ) -> None:
-    """Those that were kept, where all were; else each is all that there is: the global learner, or the learner's own
-    weights where the global one has been mixed of them."""
-    kept = [files.get(learner.name + PART) for learner in learners]
-    for learner, path, gamma in zip(learners, kept, gammas, strict=True):
+    """Those that were kept, where they make the global learner up; else each is all that there is: the global learner,
+    or the learner's own weights where the global one has been mixed of them."""
+    kept = _kept_parts(files, learners) if GLOBAL in files else {}
+    for learner, gamma in zip(learners, gammas, strict=True):
         if learner.part is None:
             continue
-        if GLOBAL in files and path is not None and all(kept):
-            state, about = load_weights(path)
-            learner.part.fill(*learner.flat.read(state), share_of(about, path))
+        if kept:
+            state, share = kept[learner.name]
+            learner.part.fill(*learner.flat.read(state), share)
         elif GLOBAL in files:
             learner.part.fill(global_learner.vector, global_learner.counters, gamma)
         else:
             learner.part.fill(learner.flat.vector, learner.flat.counters, gamma)
+
+
+def _kept_parts(files: dict[str, Path], learners: Sequence[Learner]) -> dict[str, tuple[dict[str, Tensor], float]]:
+    """Each learner's part and its share; nothing unless they are all the parts that there were."""
+    found = {}
+    for learner in learners:
+        if (path := files.get(learner.name + PART)) is None:
+            return {}
+        state, about = load_weights(path)
+        found[learner.name] = state, share_of(about, path)
+    return found if abs(sum(share for _, share in found.values()) - 1) < 1e-6 else {}
 
 
 def share_of(about: dict[str, Any], path: Path) -> float:

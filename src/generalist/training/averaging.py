@@ -7,7 +7,7 @@ from torch import Tensor
 
 from generalist.tensors.averages import evenly, trailing, truncated_mean, warm_decay
 from generalist.tensors.flat import Flat
-from generalist.training.options import AveragingOptions
+from generalist.training.learner_options import AveragingOptions
 
 
 class Average:

@@ -21,6 +21,7 @@ from generalist.core.errors import RunError
 from generalist.core.files import atomic_write, clear_write_errors, rename, sha256, write_text
 from generalist.core.options import Options
 from generalist.core.run import RunDirectory
+from generalist.tensors.flat import ORDINARY
 
 FORMAT = 1
 _NAME = re.compile(r"step-\d{9}\.pt")
@@ -182,5 +183,5 @@ def _is_plain(tensor: object) -> bool:
         isinstance(tensor, Tensor)
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
-        and not tensor.is_complex()
+        and tensor.dtype in ORDINARY
     )

@@ -22,7 +22,7 @@ from generalist.tensors.fused import fastest
 from generalist.tensors.modes import restored
 from generalist.tensors.optimizers import build_optimizer
 from generalist.training.averaging import Average
-from generalist.training.options import LearnerOptions
+from generalist.training.learner_options import LearnerOptions
 from generalist.training.parallel import Parallel
 from generalist.training.parts import Part
 
@@ -186,7 +186,7 @@ class Learner:
             self.optimizer.reset()
             if self.average:
                 self.average.restart(self.flat)
-        self.objective.redistributed()
+        self.objective.redistributed(reset=reset)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint keeps, by name; the live tensors, not copies."""

@@ -181,7 +181,10 @@ class Trainer:
             self._between_iterations(request, epoch)
         self._end_epoch(epoch, images=sum(map(len, batches)), seconds=time.monotonic() - started)
         if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
-            self._answer(self._agree(request)[0], epoch)
+            received, old = self._agree(request)
+            self._answer(received, epoch)
+            if old:
+                self.checkpoint()
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
         """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
@@ -219,9 +222,13 @@ class Trainer:
         self.global_learner.follow(self.learners, moved, self.engine.gammas, steps=self.steps_per_epoch)
         gammas = self.engine.gammas.tolist()
         record = self._record(epoch, gammas, images=images, seconds=seconds)
-        if last or epoch % self.job.validation.every == 0:
+        measured, kept = last or epoch % self.job.validation.every == 0, self.job.keeps_snapshot(epoch)
+        if measured or kept:
+            self._gather()
+            self.global_learner.settle(self.learners)
+        if measured:
             record |= self._validate(epoch, gammas)
-        if self.job.keeps_snapshot(epoch):
+        if kept:
             self._snapshot(epoch)
         redistribution = self.job.redistribution()
         record["redistributed"] = redistribution.due(epoch, train.epochs)
@@ -257,8 +264,6 @@ class Trainer:
         self._gathered_step = self.step
 
     def _validate(self, epoch: int, gammas: list[float]) -> dict[str, Any]:
-        self._gather()
-        self.global_learner.settle(self.learners)
         self.parallel.as_first([self.global_learner.vector, self.global_learner.counters])
         found: Validation = self.validator(self.learners, self.global_learner, gammas)
         for name, loss in found.task_loss.items():
@@ -306,7 +311,6 @@ class Trainer:
         save_weights(path, state, self._about(epoch, best=best))
 
     def _snapshot(self, epoch: int) -> None:
-        self._gather()
         if not self.group.first:
             return
         half = self.job.train.snapshots.dtype == "fp16"

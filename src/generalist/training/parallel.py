@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from generalist.core.distributed import Group, answering
 from generalist.core.errors import RecipeError
 from generalist.tensors.sync_batchnorm import Synchroniser
-from generalist.training.options import Job, LearnerOptions
+from generalist.training.learner_options import LearnerOptions
+from generalist.training.options import Job
 from generalist.training.parallel_options import ParallelOptions, assign, mesh_shape
 
 
@@ -54,7 +55,12 @@ class Parallel:
         return batch[self.column :: self.ranks]
 
     def check_batches(self, batches: Sequence[Tensor]) -> None:
-        smallest = min(len(batch) for batch in batches)
+        largest, smallest = len(batches[0]), min(len(batch) for batch in batches)
+        if smallest == 1 < largest:
+            raise RecipeError(
+                "train.last_batch",
+                "keep would leave a last batch of one image, which has no variance for BatchNorm; drop or fill it",
+            )
         if smallest < self.ranks:
             raise RecipeError(
                 "train.batch_size",
@@ -140,7 +146,7 @@ def parallel_for(job: Job, group: Group | None = None) -> Parallel:
 
 def cost(learner: LearnerOptions) -> float:
     """Forward and backward passes of an iteration, roughly."""
-    return 1.0 + learner.attack.steps * len(learner.threats())
+    return 1.0 + sum(attack.steps for _, attack in learner.attacks())
 
 
 def _mesh(options: ParallelOptions, group: Group, groups: int, ranks: int) -> DeviceMesh | None:
