@@ -220,7 +220,9 @@ def each_run(page: Page, records: Sequence[Record], columns: Mapping[str, str]) 
         if own := figures_of(record):
             train = next((step for step in record["steps"] if step["command"].split()[1] == "train"), None)
             cells = [Line("", 1, [own]).cell(column) for column in columns]
-            cells += [f"{train['seconds'] / 60:.1f}", str(train["jobs"])] if train else ["-", "-"]
+            source = record["environment"].get("from")  # a branch: what came before it has cost time as well
+            after = f" after {Path(source).name.partition('#')[0]}" if isinstance(source, str) else ""
+            cells += [f"{train['seconds'] / 60:.1f}{after}", str(train["jobs"])] if train else ["-", "-"]
             rows.append([f"[{record['name']}]({page.records}/{record['name']}.json)", *cells])
     return markdown(rows)
 

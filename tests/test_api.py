@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+import generalist
 from generalist import evaluate, load, train
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import GeneralistError, RecipeError, RunError
@@ -263,6 +265,45 @@ def test_fine_tuning_starts_from_a_run(tmp_path: Path, run: RunDirectory) -> Non
             after = load_weights(made.snapshots / "1" / f"{name}.safetensors")[0]
             weights = [key for key in before if "running" not in key and "num_batches" not in key]
             assert all(torch.allclose(before[key], after[key], rtol=0, atol=1e-7) for key in weights)
+
+
+def test_overrides_may_be_a_mapping(tmp_path: Path) -> None:
+    overrides = {
+        "train.epochs": 1,
+        "learners.linf.threat": "linf:0.2",
+        "mixing.gamma": {"epochs": [0], "values": [0.7]},
+    }
+    run = train(RECIPE, overrides=overrides, out=tmp_path / "run", device="cpu")
+    recipe = load_recipe(run.recipe)
+    assert recipe.train.epochs == 1 and str(recipe.learners[0].threat) == "linf:0.2"
+    assert recipe.mixing.gamma.values == [0.7]
+
+
+@pytest.mark.parametrize("threats", [8 / 255, [8 / 255], {"linf": 0.1}])
+def test_what_names_no_threat_is_refused(run: RunDirectory, threats: Any) -> None:
+    with pytest.raises(generalist.GeneralistError, match=r"threats: .* names none; write norm:eps, as in 'linf:8/255'"):
+        evaluate(run, threats=threats, samples=20)
+
+
+def test_exported_weights_on_a_folder_of_ones_own(run: RunDirectory, tmp_path: Path) -> None:
+    """Read at the size that the weights were trained at."""
+    images, labels = load_digits()[1].images[:40], load_digits()[1].labels[:40]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        for split in ("train", "val"):
+            file = tmp_path / "photos" / split / str(int(label)) / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).convert("RGB").save(file)
+    colour = {**RECIPE, "data": {"name": "folder", "root": str(tmp_path / "photos"), "resolution": 8, "resident": True}}
+    overrides = ["train.epochs=1", "train.batch_size=20", "validation.images=10", "data.augmentation={crop: 1}"]
+    trained = train(colour, overrides=overrides, out=tmp_path / "run", device="cpu")
+    alone = shutil.copy(trained.model, tmp_path / "alone.safetensors")
+    own = evaluate(trained, attacks="natural")
+    assert evaluate(alone, "folder", root=tmp_path / "photos", attacks="natural") == own
+    with pytest.raises(GeneralistError, match="a folder needs `root`"):
+        evaluate(alone, "folder", attacks="natural")
+    for data in (None, (images, labels)):
+        with pytest.raises(GeneralistError, match="root is where a data set lies"):
+            evaluate(run, data, root=tmp_path, attacks="natural")
 
 
 def test_start_epoch_goes_on_with_the_schedules(tmp_path: Path, run: RunDirectory) -> None:

@@ -23,6 +23,7 @@ import generalist
 from generalist import api, cli
 from generalist.bench.evaluate import STANDARD
 from generalist.bench.train import ENGINES
+from generalist.console import training_listener
 from generalist.core.run import RunDirectory
 from generalist.evaluation.plan import PRESETS
 from generalist.export import FORMATS
@@ -36,6 +37,7 @@ COMMANDS = {
         "SUBJECT",
         "--model",
         "--data",
+        "--root",
         "--preset",
         "--attacks",
         "--threats",
@@ -113,7 +115,7 @@ COMMANDS = {
     "data list": set(),
     "data get": {"NAME", "--root"},
     "data check": {"NAME", "--root"},
-    "recipes list": set(),
+    "recipes list": {"WORD"},
     "recipes show": {"NAME", "--resolved"},
 }
 """Every command with its arguments and options beside --version: whoever changes one of these does it on purpose."""
@@ -135,7 +137,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_public_names_are_pinned() -> None:
-    assert generalist.__all__ == ["__version__", "evaluate", "gradcam", "load", "mix", "train"]
+    assert generalist.__all__ == ["GeneralistError", "__version__", "evaluate", "gradcam", "load", "mix", "train"]
     assert all(hasattr(generalist, name) for name in generalist.__all__)
 
 
@@ -162,6 +164,33 @@ def test_no_module_takes_the_place_of_a_public_function() -> None:
     assert done.stderr.endswith("module 'generalist' has no attribute 'report_is_no_name'\n"), "the others are there"
     program = "import generalist.report, generalist; assert callable(generalist.gradcam)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_recipes_are_found_by_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_main(["recipes", "list", "MNIST"], monkeypatch, capsys)
+    names = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+    assert code == 0 and names == [name for name in shipped_names() if "mnist" in name] and names
+    code, _, err = run_main(["recipes", "list", "nothing"], monkeypatch, capsys)
+    assert code == 2 and "no recipe has 'nothing' in its name" in err
+
+
+def test_training_says_how_far_it_is_where_no_terminal_looks_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a minute without a line, and not in between."""
+    now = [100.0]
+    monkeypatch.setattr("generalist.console.time.monotonic", lambda: now[0])
+    with training_listener("digits-d") as listener:
+        for done in range(1, 301):
+            listener.iteration(done, 600)
+            now[0] += 0.5
+            if done == 200:
+                accuracy = {"global": {"natural": 0.5}}
+                record = {"epoch": 1, "validation": {"accuracy": accuracy}, "gamma": {}, "images_per_second": 10.0}
+                listener.epoch(record)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "iteration 122 of 600, about 4 min left"
+    assert lines[1].startswith("epoch    1") and len(lines) == 2
 
 
 def test_commands_and_options_are_pinned() -> None:

@@ -194,6 +194,12 @@ def test_no_run_and_no_threat(
     natural = train("digits-nt", overrides=["train.epochs=1", "model.width=4"], out=tmp_path / "nt", device="cpu")
     code, _, err = run_main(["evaluate", str(natural.path)], monkeypatch, capsys)
     assert code == 2 and "trains against no threat" in err
+    alone = shutil.copy(natural.model, tmp_path / "alone.safetensors")
+    found = evaluate(alone, "digits", attacks=["natural", "fgsm"], samples=20)
+    assert "nothing says which threats are meant: linf:8/255 is taken" in found.summary["warnings"]
+    for threats, attacks in (("linf:0.1", "fgsm"), (None, "natural")):
+        found = evaluate(alone, "digits", threats=threats, attacks=attacks, samples=20)
+        assert not [text for text in found.summary["warnings"] if "is taken" in text]
     found = evaluate(natural, attacks=["natural", "fgsm"], preset="papers", samples=20)
     assert set(found) == {"natural", "fgsm/linf:8/255", "fgsm/l2:128/255"}
 

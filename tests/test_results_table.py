@@ -57,8 +57,10 @@ def test_means_over_seeds_beside_the_papers_figures(program: ModuleType) -> None
         record("alone-5.75", 0, natural=890, pgd_20=470, apgd_ce=465, apgd_t=455),
         record("alone-5.75", 1, natural=896, pgd_20=470),
     ]
+    records[2]["environment"]["from"] = "runs/headline/runs/at-0@120#global"
     made = program.written(page, records)
     found = rows(made)
+    assert found["[alone-5.75-0](runs/headline/alone-5.75-0.json)"][-2:] == ["1.5 after at-0@120", "2"]
     assert found[page.groups["d"]] == ["2", "90.50 ± 0.71", "48.50 ± 0.71", "46.10 ± 0.14", "-", "-"]
     assert found[page.groups["alone-5.75"]] == ["2", "89.30 ± 0.42", "47.00 ± 0.00", "at most 45.50", "-", "-"]
     assert found["published: Generalist-D (natural + linf)"][1:4] == ["89.09", "50.01", "46.07"]

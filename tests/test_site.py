@@ -20,7 +20,7 @@ NOT_RUN = {
     "tutorial.md": ["installs packages"],
     "baselines.md": ["needs CIFAR-10 and a GPU", "needs CIFAR-10 and a GPU"],
     "export.md": ["needs a run on CIFAR-10"],
-    "others-weights.md": ["needs robustbench, CIFAR-10 and a GPU"],
+    "others-weights.md": ["needs robustbench, CIFAR-10 and a GPU", "needs a folder of images of these classes"],
     "own-model-and-data.md": ["needs a folder of photographs"],
     "resume.md": ["needs somebody to press Ctrl-C"],
     "track.md": ["starts a server", "needs wandb and mlflow"],

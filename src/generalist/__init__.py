@@ -11,14 +11,16 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from generalist._version import __version__
 
-__all__ = ["__version__", "evaluate", "gradcam", "load", "mix", "train"]
+__all__ = ["GeneralistError", "__version__", "evaluate", "gradcam", "load", "mix", "train"]
 
 if TYPE_CHECKING:
     from generalist.api import evaluate, load, mix, train
     from generalist.cam import gradcam
+    from generalist.core.errors import GeneralistError
 else:
     # Imported when they are first used: PyTorch takes seconds, and the command line's help does without it.
     _HOME = {"evaluate": "api", "gradcam": "cam", "load": "api", "mix": "api", "train": "api"}
+    _HOME["GeneralistError"] = "core.errors"
 
     def __getattr__(name: str) -> Any:
         if name in ("dial", "export"):  # what the documentation calls by these names

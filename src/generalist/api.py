@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ DEFAULT_THREATS = ("linf:8/255",)
 def train(
     recipe: RunLike | Mapping[str, Any] | Recipe,
     *,
-    overrides: str | Iterable[str] = (),
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
     out: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
@@ -63,13 +64,19 @@ def train(
 ) -> RunDirectory:
     """Train a recipe (a shipped name, a YAML file, a mapping, or a run to `resume`) and return its run directory.
 
-    `overrides` are `field.path=value` texts, `start` is `RUN[@EPOCH][#SUBJECT]` to branch from (--from),
-    `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run beside metrics.jsonl:
-    tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`). Everything is checked before
-    anything runs. In a process that torchrun has started, it trains together with the others (`train.parallel`).
+    `overrides` are `field.path=value` texts, or a mapping from fields to values; `start` is `RUN[@EPOCH][#SUBJECT]` to
+    branch from (--from), `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run
+    beside metrics.jsonl: tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`).
+    Everything is checked before anything runs. In a process that torchrun has started, it trains together with the
+    others (`train.parallel`).
     """
     following = make_trackers(trackers)
-    changes = [overrides] if isinstance(overrides, str) else list(overrides)
+    if isinstance(overrides, Mapping):
+        changes = [
+            f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in overrides.items()
+        ]
+    else:
+        changes = [overrides] if isinstance(overrides, str) else list(overrides)
     changes += ["data.name=arrays"] if data is not None else []
     if isinstance(recipe, RunDirectory):
         recipe = recipe.path
@@ -113,6 +120,7 @@ def evaluate(
     model: nn.Module | RunLike,
     data: Any = None,
     *,
+    root: str | Path | None = None,
     which: str = "best",
     threats: str | ThreatOptions | Sequence[str | ThreatOptions] | None = None,
     attacks: str | Attack | AutoAttack | Sequence[str | Attack | AutoAttack] | None = None,
@@ -134,7 +142,8 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of any module that maps [0,1] images to logits, natural and under attack; `.summary` has all the rest.
 
-    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images); left out, a run's own.
+    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images), which lies in `root` where
+    that is given; left out, a run's own. A `folder` is read at the size that the weights were trained at, else at 224.
     One threat or attack needs no list; left out, threats are those a run's learners train against, else linf:8/255.
     `preset` is papers, standard or quick; without it and `attacks`, natural and pgd-20 are measured. `samples` takes a
     seeded random subset. With `out`, records and summary are kept in a directory of their own below it, `resume` goes
@@ -143,6 +152,8 @@ def evaluate(
     or read from the `official` files' folder. The model is given back in its own mode, on its own device where it is a
     module.
     """
+    if root is not None and data is None:
+        raise RunError("root is where a data set lies that `data` names: name one, as in data='folder'")
     shift = parse_shift(corruptions, perturbations, official)
     if shift and shards != "1/1":
         raise GeneralistError("corruptions are measured on all images at once: leave the shards out")
@@ -159,16 +170,22 @@ def evaluate(
     # A wrong name is told before anything is read.
     plan = make_plan(chosen, parsed, mode=options.mode, precision=options.precision)
     subject, network = _subject(model, which, device, trust_code=trust_code)
-    source = _images(data, trust_code=trust_code) if data is not None else _own_images(home, trust_code)
+    if data is None:
+        source = _own_images(home, trust_code)
+    else:
+        size = _size_of(model, which) if data == "folder" else None
+        source = _images(data, root=root, resolution=size, trust_code=trust_code)
     images, split = source.images, source.split
     check_classifier(network, images, device_of(network))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
-    notes = source.notes
+    warnings = source.warnings
+    if threats is None and home is None and plan.columns and not usual.threats:
+        warnings = (*warnings, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
     if not isinstance(model, nn.Module):
         changed = _changed(_path_of(model), images) if data is None else ()
-        notes = (*notes, *_unfinished(_path_of(model)), *changed)
-    place = Place(Path(out), subject, split, resume=resume, notes=notes) if out is not None else None
+        warnings = (*warnings, *_unfinished(_path_of(model)), *changed)
+    place = Place(Path(out), subject, split, resume=resume) if out is not None else None
     found = evaluate_model(
         network,
         images,
@@ -178,6 +195,7 @@ def evaluate(
         options=options,
         place=place,
         notes=shift.notes,
+        warnings=warnings,
         listener=before_shift(listener, shift),
     )
     if shift:
@@ -307,6 +325,8 @@ def _threats(
     elif not threats and any(attack != "natural" for attack in attacks):
         raise RunError("threats: none is named, but attacks need one, as in linf:8/255")
     listed = [threats] if isinstance(threats, str | ThreatOptions) else threats
+    if not isinstance(listed, Sequence) or not all(isinstance(threat, str | ThreatOptions) for threat in listed):
+        raise RunError(f"threats: {threats!r} names none; write norm:eps, as in 'linf:8/255'")
     return [threat if isinstance(threat, ThreatOptions) else parse_threat(threat) for threat in listed]
 
 
@@ -322,7 +342,7 @@ class _Source(NamedTuple):
 
     images: Images
     split: str
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def _own_images(recipe: Recipe | None, trust_code: bool) -> _Source:
@@ -346,14 +366,25 @@ def images_named(data: str) -> Images:
     return _images(data, trust_code=False).images
 
 
-def _images(data: Any, *, trust_code: bool) -> _Source:
+def _size_of(model: nn.Module | RunLike, which: str) -> int | None:
+    """Height and width of the images that the weights were trained on; None where nothing says it."""
+    if isinstance(model, nn.Module):
+        return None
+    shape = load_weights(weights_file(_path_of(model), which))[1].get("shape")
+    sides = shape[1:] if isinstance(shape, list) else []
+    return sides[0] if len(sides) == 2 and sides[0] == sides[1] and isinstance(sides[0], int) else None
+
+
+def _images(data: Any, *, root: str | Path | None = None, resolution: int | None = None, trust_code: bool) -> _Source:
     """The images that `data` means, and what to call them."""
     if isinstance(data, str):
         try:
-            options = DataOptions(name=data)
+            options = DataOptions(name=data, root=str(root) if root is not None else None, resolution=resolution)
         except ValidationError as error:
             raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
         return _test_split(options, trust_code=trust_code)
+    if root is not None:
+        raise RunError("root is where a data set lies that `data` names: leave it out")
     if isinstance(data, tuple | list) and len(data) == 2:
         return _Source(from_arrays(data[0], data[1]), "arrays")
     if isinstance(data, Dataset):

@@ -173,12 +173,17 @@ def data_check(
 
 
 @recipes_app.command("list")
-def recipes_list(version: Version = False) -> None:
-    """List the shipped recipes. Example: generalist recipes list"""
+def recipes_list(
+    word: Annotated[str, typer.Argument(help="Only those whose names have this in them.", metavar="[WORD]")] = "",
+    version: Version = False,
+) -> None:
+    """List the shipped recipes. Example: generalist recipes list digits"""
+    if not (names := [name for name in shipped_names() if word.lower() in name]):
+        raise GeneralistError(f"no recipe has {word[:80]!r} in its name; `generalist recipes list` lists all")
     table = Table("name", "learners", "epochs", "style")
     table.columns[0].no_wrap = True
     table.columns[-1].overflow = "fold"
-    for name in shipped_names():
+    for name in names:
         recipe = load_yaml(shipped_text(name), name)
         learners = " + ".join(learner["name"] for learner in recipe["learners"])
         table.add_row(name, learners, str(recipe["train"]["epochs"]), recipe.get("style", "default"))

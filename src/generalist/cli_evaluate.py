@@ -31,6 +31,9 @@ def evaluate(
         str | None, typer.Option(help="best, last, or a learner's NAME[@EPOCH]; several by commas [default: best].")
     ] = None,
     data: Annotated[str | None, typer.Option(help="A data set's name [default: the run's own test images].")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where --data lies [default: as `generalist data` has it]; `folder` needs it.")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="standard, quick, papers [default: standard].")] = None,
     attacks: Names = None,
     threats: Annotated[
@@ -76,13 +79,23 @@ def evaluate(
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
     if merge:
-        _only_merge(model=model, data=data, preset=preset, attacks=attacks, threats=threats, mode=mode, samples=samples)
+        _only_merge(
+            model=model,
+            data=data,
+            root=root,
+            preset=preset,
+            attacks=attacks,
+            threats=threats,
+            mode=mode,
+            samples=samples,
+        )
         _only_merge(corruptions=corruptions, shards=None if shards == "1/1" else shards)
         if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
     arguments: dict[str, Any] = {
         "data": data,
+        "root": root,
         "threats": _listed(threats),
         "attacks": _listed(attacks),
         "preset": preset or ("standard" if attacks is None else None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from generalist.training.loop import Listener
 
 PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
+
+SILENCE = 60.0
+"""Seconds without a line, after which training says how far it is where no terminal shows a bar."""
 
 CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -129,7 +133,8 @@ def training_listener(label: str) -> Iterator[Listener]:
         yield Listener()
         return
     if not console.is_terminal:
-        yield Listener(say=_say, epoch=_print_epoch)
+        pulse = _Pulse()
+        yield Listener(say=_say, iteration=pulse.iteration, epoch=pulse.epoch)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
@@ -139,6 +144,27 @@ def training_listener(label: str) -> Iterator[Listener]:
             progress.update(task, completed=done, total=total)
 
         yield Listener(say=_say, iteration=advance, epoch=_print_epoch)
+
+
+class _Pulse:
+    """Where nobody sees a bar: the lines of validations, and one for every minute without any."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None
+        self.told = time.monotonic()
+
+    def iteration(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        start, began = self.first = self.first or (done, now)
+        if now - self.told > SILENCE and done > start:
+            left = (now - began) / (done - start) * (total - done)
+            _say(f"iteration {done} of {total}, about {max(1, round(left / 60))} min left")
+            self.told = now
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        if "validation" in record:
+            _print_epoch(record)
+            self.told = time.monotonic()
 
 
 def _print_epoch(record: dict[str, Any]) -> None:

@@ -210,9 +210,13 @@ def _explain(location: tuple[int | str, ...], error: Mapping[str, Any]) -> tuple
         words.pop()
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        near = get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1) or _places_of(str(location[-1]))
+        name = str(location[-1])
+        near = get_close_matches(name, _fields_at(location[:-1]), n=1) or _places_of(name)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        message = f"unknown field; {hint}docs/recipes.md lists the fields"
+        message = f"unknown field{'' if name in words else f' {name[:80]!r}'}; {hint}docs/recipes.md lists the fields"
+    elif error["type"] == "model_type" and words:
+        path = ".".join(words)
+        message = f"its fields are {', '.join(_fields_at(location))}: write {path}.FIELD=VALUE"
     elif error["type"] == "missing":
         message = "required, but missing; add it"
     elif error["type"] != "value_error" and not isinstance(error.get("input"), dict | list):
@@ -263,6 +267,8 @@ def read_raw(where: str | Path) -> dict[str, Any]:
     if path.is_dir():
         raise RecipeError("", f"{path} is a directory without recipe.yaml: neither a run nor a recipe")
     if not path.is_file():
+        if len(path.parts) > 1 or path.suffix:  # no recipe has such a name
+            raise RecipeError("", f"there is no file or run {str(where)[:200]!r}")
         raise RecipeError("", f"{unknown_recipe(str(where))}, and no file is called that")
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError("", f"{path} is larger than {MAX_BYTES} bytes: that is no recipe")

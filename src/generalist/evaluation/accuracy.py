@@ -34,3 +34,7 @@ class Accuracy:
 
     def __str__(self) -> str:
         return f"{100 * self.value:.2f}%"
+
+    def __repr__(self) -> str:
+        """As it stands in a printed `Evaluation`."""
+        return f"{self} ({self.correct} of {self.total})"

@@ -110,8 +110,6 @@ class Place:
     subject: str
     split: str
     resume: bool = False
-    notes: tuple[str, ...] = ()
-    """Warnings of the caller's own, for the summary."""
 
 
 def evaluate_model(
@@ -124,13 +122,15 @@ def evaluate_model(
     options: SuiteOptions | None = None,
     place: Place | None = None,
     notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     listener: Callable[[Moment], None] = lambda moment: None,
     **settings: Any,
 ) -> Evaluation:
     """Accuracy by `natural`, and by `attack/threat` for each attack and threat, on the images of `index`.
 
     A sample counts as right under attack only where it is right as it is, too. What is named twice counts once.
-    `settings` are fields of SuiteOptions. `notes` go into the summary's. Without a `place` nothing is written.
+    `settings` are fields of SuiteOptions. `notes` and `warnings` go into the summary's. Without a `place` nothing is
+    written.
     """
     options = options or suite_options(**settings)
     plan = make_plan(attacks, threats, mode=options.mode, precision=options.precision)
@@ -139,7 +139,7 @@ def evaluate_model(
         raise GeneralistError(f"{len(whole)} images cannot be cut into {options.shards} parts: ask for fewer parts")
     with current(device_of(model)):
         suite = Suite(model, images, whole, plan, options, listener)
-        header = suite.header(place, notes, chosen=index is not None)
+        header = suite.header(place, notes, warnings, chosen=index is not None)
         folder = choose_folder(place.out, header, resume=place.resume) if place else None
         verdicts = Verdicts(header.index(), header.rounds)
         if folder is not None:
@@ -211,7 +211,7 @@ class Suite:
                 "apart: renumber the labels from 0, or evaluate the model that belongs to these classes"
             )
 
-    def header(self, place: Place | None, notes: Sequence[str], *, chosen: bool) -> Header:
+    def header(self, place: Place | None, notes: Sequence[str], warnings: Sequence[str], *, chosen: bool) -> Header:
         """What the records begin with. Checksums take a while, and are needed only where records are kept."""
         settings = {
             "mode": self.options.mode,
@@ -230,7 +230,7 @@ class Suite:
             indices=self.whole.tolist() if chosen else None,
             columns=[(column.attack, column.threat, list(column.steps)) for column in self.plan.columns],
             rounds={step.key: step.attack.rounds(self.num_classes) for step in self.plan.steps},
-            warnings=[*(place.notes if place else ()), *self._warnings()],
+            warnings=[*warnings, *self._warnings()],
             notes=[*notes_of(list(self.searched.values())), *notes],
             shard=self.options.shard,
             shards=self.options.shards,
