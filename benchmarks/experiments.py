@@ -291,7 +291,9 @@ class Experiments(Steps):
         train = self.steps_of(name)[0]
         if not done and not (validations and self.begun(train)):
             return None
-        evaluated = [path.parent for path in sorted(run.path.glob("evaluation/*/summary.json"))] if done else []
+        # Those that were there before the training are of other weights.
+        summaries = sorted(run.path.glob("evaluation/*/summary.json")) if done else []
+        evaluated = [path.parent for path in summaries if path.stat().st_mtime >= run.last.stat().st_mtime]
         unfinished = {} if done else {"unfinished": {"command": train.command, "epochs": metrics[-1]["epoch"]}}
         return {
             "name": name,
@@ -315,7 +317,8 @@ def told(folder: Path) -> dict[str, Any]:
     means, _ = shift_figures([folder])
     if means:
         kept["shifted"] = {name: [cell.value, cell.samples] for name, cell in means.items()}
-    return {"subject": summary["subject"], "images": images, "right": right, "seconds": summary["seconds"], **kept}
+    of = {"subject": summary["subject"], "split": summary["split"], "images": images}
+    return {**of, "right": right, "seconds": summary["seconds"], **kept}
 
 
 def validation(line: dict[str, Any]) -> dict[str, Any]:
@@ -342,10 +345,13 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By network, in percent: of several evaluations by one attack that on the most images, else the lowest."""
+    """By network, in percent: of several evaluations by one attack that on the most images, else the lowest. On other
+    images than those of the first evaluation it counts as another network."""
     found: dict[str, dict[str, tuple[int, float]]] = {}
     for each in evaluations:
-        own = found.setdefault(each["subject"], {})
+        split = each.get("split")
+        usual = split == evaluations[0].get("split")
+        own = found.setdefault(each["subject"] if usual else f"{each['subject']} on {split}", {})
         shares = {name: (correct / total, total) for name, (correct, total) in each["right"].items()}
         for name, (share, total) in (shares | each.get("shifted", {})).items():
             own[name] = max(own.get(name, (0, 0.0)), (total, -100 * share))

@@ -451,6 +451,30 @@ def test_a_subject_cannot_steer_the_terminal(
     assert code == 0 and "title" in out and not {"\x1b", "\x07"} & set(out)
 
 
+def test_what_a_cascade_leaves_is_no_figure_of_its_last_attack(tmp_path: Path) -> None:
+    columns = ["aa/linf:0.1", "pgd-20/linf:0.1", "apgd-ce/l2:1"]
+    low = {"natural": (9, 10), columns[0]: (2, 10), columns[1]: (1, 10), columns[2]: (3, 10)}
+    run = write_run(tmp_path / "run", "digits-at", a={"natural": (9, 10), "pgd-20/linf:0.1": (6, 10)})
+    found = {name: Accuracy(*pair).as_json() for name, pair in low.items()}
+    write_summary(run, "b", found, identity={"columns": columns, "mode": "cascade"})
+    (row,) = compare([run]).rows
+    values = {name: cell.value for name, cell in row.cells.items()}
+    assert values["pgd-20/linf:0.1"] == 0.6 and values["aa + pgd-20/linf:0.1"] == 0.1
+    assert (values["aa/linf:0.1"], values["apgd-ce/l2:1"]) == (0.2, 0.3), "the first of each threat"
+    write_summary(run, "b", found, identity={"columns": columns, "mode": "each"})
+    assert compare([run]).rows[0].cells["pgd-20/linf:0.1"].value == 0.1
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex"])
+def test_a_column_s_name_cannot_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Half a letter, which no terminal can print, is no fault of ours either."""
+    run = write_run(tmp_path / "run", "digits-at", a={"natural": (9, 10), "\x1b[2J\ud800pgd/linf:0.1": (5, 10)})
+    code, out, err = run_main(["compare", str(run), "--format", form], monkeypatch, capsys)
+    assert (code, err) == (0, "") and "\x1b" not in out and out.encode()
+
+
 def test_natural_accuracy_comes_first(mine: Path) -> None:
     assert compare([mine]).columns == [
         "natural",

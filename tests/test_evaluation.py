@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,45 @@ def test_a_single_threat_and_attack_need_no_list(
 def test_arguments_that_are_wrong(model: nn.Module, digits: ImageSet, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(GeneralistError, match=says):
         evaluate(model, pair(digits, 30), **changes)
+
+
+class InPlace(nn.Module):
+    """A normalization that changes the images of whoever asks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.1
+        logits: Tensor = self.inner(x)
+        return logits
+
+
+def test_a_model_that_changes_its_images_is_refused(model: nn.Module, digits: ImageSet) -> None:
+    with pytest.raises(GeneralistError, match="changes the images that it is given: write x = x - mean"):
+        evaluate(InPlace(model), pair(digits, 20), attacks="natural")
+
+
+class Nameless:
+    """An attack of one's own that is no dataclass and says nothing of its steps."""
+
+    name = "nameless"
+
+    def __init__(self, steps: int) -> None:
+        self.inner = PGD(steps=steps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_records_know_an_attack_by_its_words(model: nn.Module, digits: ImageSet, tmp_path: Path) -> None:
+    """Else `resume` would take another's verdicts for its own."""
+    attack: Any = Nameless(2)
+    evaluate(model, pair(digits, 20), attacks=["natural", attack])
+    with pytest.raises(GeneralistError, match="'nameless': records need to know it again: make Nameless a dataclass"):
+        evaluate(model, pair(digits, 20), attacks=["natural", attack], out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------

@@ -153,6 +153,16 @@ def test_each_and_cascade_agree_where_they_must(model: nn.Module, images: ImageS
     assert each.summary["union_worst_case"] == cascade.summary["union_worst_case"]
 
 
+def test_behind_another_attack_a_cascade_s_autoattack_is_not_autoattack_s(model: nn.Module, images: ImageSet) -> None:
+    short = AutoAttack(name="aa", attacks=(APGD(steps=2),))
+    alone = run(model, images, attacks=("natural", short), threats=(LINF, L2), mode="cascade").summary
+    behind = run(model, images, attacks=("natural", "fgsm", short), threats=(LINF, L2), mode="cascade").summary
+    each = run(model, images, attacks=("natural", "fgsm", short), threats=(LINF, L2), mode="each").summary
+    assert set(alone["autoattack"]) == set(each["autoattack"]) == {str(LINF), str(L2)} and behind["autoattack"] == {}
+    kinds = [found["mean_over_threats"]["of"] for found in (alone, behind, each)]
+    assert kinds == ["aa", "worst_case", "aa"]
+
+
 def test_a_cascade_shows_survivors_only(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:
     run(model, images, tmp_path, attacks=("natural", "fgsm", "pgd-3"), threats=(LINF,), mode="cascade")
     table = verdicts(tmp_path)

@@ -203,6 +203,18 @@ def test_a_branch_begins_as_soon_as_its_snapshot_is_there(program: ModuleType, t
     assert experiments.waits_for("002-branch") is None and experiments.waits_for("001-d") is None
 
 
+def test_figures_on_other_images_are_another_network_s(program: ModuleType) -> None:
+    on = {"subject": "best", "split": "digits-test", "right": {"natural": [90, 100]}}
+    more = {**on, "right": {"natural": [850, 1000]}}
+    elsewhere = {**on, "split": "mnist-test", "right": {"natural": [100, 2000]}}
+    assert program.figures([on, more, elsewhere]) == {
+        "best": {"natural": 85.0},
+        "best on mnist-test": {"natural": 5.0},
+    }
+    old = {"subject": "best", "right": {"natural": [90, 100]}}
+    assert program.figures([old]) == {"best": {"natural": 90.0}}, "records of before splits were kept"
+
+
 def test_the_means_over_corruptions_are_figures(program: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "aa"
     folder.mkdir()
@@ -214,6 +226,7 @@ def test_the_means_over_corruptions_are_figures(program: ModuleType, tmp_path: P
         "identity": identity,
         "accuracy": accuracy,
         "subject": "best",
+        "split": "digits-test",
         "seconds": {},
     }
     (folder / "summary.json").write_text(json.dumps(summary))

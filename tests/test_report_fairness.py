@@ -25,6 +25,7 @@ from generalist.report.page import _named
 from generalist.report.planes import Spot, Way, plane
 from generalist.report.plots import Line as Curve
 from generalist.report.plots import dots, lines
+from generalist.report.runs import collect
 from generalist.report.section import Section
 
 
@@ -58,6 +59,43 @@ def test_without_autoattack_a_card_shows_what_all_attacks_leave(tmp_path: Path) 
     page = page_of([run], tmp_path)
     low, high = Accuracy(4, 10).interval
     assert f"40.00worst of 2 attacks{100 * low:.2f} to {100 * high:.2f}" in page.prose
+
+
+def test_a_card_shows_the_evaluation_that_leaves_least(tmp_path: Path) -> None:
+    """Not the first with several attacks, where a single one of another is stronger than all of them."""
+    run = bare_run(tmp_path / "run", natural=(9, 10), **{"fgsm__linf:0.1": (8, 10), "pgd-1__linf:0.1": (8, 10)})
+    folder = evaluation_of(run)
+    summary_of(
+        run,
+        worst_case={"linf:0.1": Accuracy(7, 10).as_json()},
+        identity={"columns": ["fgsm/linf:0.1", "pgd-1/linf:0.1"]},
+    )
+    strong = folder.with_name("two")
+    shutil.copytree(folder, strong)
+    accuracy = {"natural": Accuracy(9, 10).as_json(), "apgd-t/linf:0.1": Accuracy(3, 10).as_json()}
+    worst = {"linf:0.1": Accuracy(3, 10).as_json()}
+    edit_json(strong / "summary.json", accuracy=accuracy, worst_case=worst, identity={"columns": ["apgd-t/linf:0.1"]})
+    assert "30.00apgd-t, strongest" in page_of([run], tmp_path).prose
+    edit_json(strong / "summary.json", accuracy=accuracy | {"pgd-1/linf:0.1": Accuracy(8, 10).as_json()})
+    edit_json(strong / "summary.json", identity={"columns": ["apgd-t/linf:0.1", "pgd-1/linf:0.1"]})
+    assert "30.00worst of 2 attacks" in page_of([run], tmp_path).prose
+
+
+def test_corruptions_and_sequences_may_be_of_two_evaluations(tmp_path: Path) -> None:
+    run = bare_run(tmp_path / "run", natural=(90, 100))
+    first = evaluation_of(run)
+    second = first.with_name("two")
+    shutil.copytree(first, second)
+    edit_json(first / "summary.json", samples=100)
+    edit_json(second / "summary.json", samples=50)
+    sequences = {"generated": True, "samples": 100, "sequences": {"scale": {"accuracy": 0.5, "flip_rate": 0.1}}}
+    fog = {"mean": 0.5, "severities": {"1": {"correct": 25, "total": 50}}}
+    corruptions = {"generated": True, "corruptions": {"fog": fog}, "mean": 0.5}
+    (first / "corruptions.json").write_text(json.dumps({"perturbations": sequences}))
+    (second / "corruptions.json").write_text(json.dumps({"corruptions": corruptions}))
+    (network,) = collect([run]).networks
+    assert network.shift.corruptions is not None and network.shift.perturbations is not None
+    assert list(network.shift.corruptions.corruptions) == ["fog"]
 
 
 def test_a_card_says_on_how_many_images(tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def evaluate(
             mode=mode,
             samples=samples,
         )
-        _only_merge(corruptions=corruptions, shards=None if shards == "1/1" else shards)
+        _only_merge(corruptions=corruptions, official=official, perturbations=perturbations or None)
+        _only_merge(batch_size=batch_size, resume=resume or None, seed=seed or None)
+        _only_merge(shards=None if shards == "1/1" else shards, precision=None if precision == "default" else precision)
         if ranks.tells():  # nothing is run, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
@@ -113,6 +115,8 @@ def evaluate(
         "official": official,
         "trust_code": trust_code,
     }
+    if arguments["corruptions"] == []:
+        raise GeneralistError("--corruptions names none: write common, extra, all, or names by commas")
     networks = _networks(Path(subject), model)
     _print((_run(subject, {**arguments, "which": which}, quiet=as_json) for which in networks), as_json=as_json)
 
@@ -121,8 +125,9 @@ def _only_merge(**given: object) -> None:
     """Refuse what belongs to an evaluation that is run."""
     for name, value in given.items():
         if value is not None:
+            option = name.replace("_", "-")
             raise GeneralistError(
-                f"--merge joins parts as they lie there: name the evaluation's folder, and no --{name}"
+                f"--merge joins parts as they lie there: name the evaluation's folder, and no --{option}"
             )
 
 

@@ -172,7 +172,9 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
     """Its figures: natural, `attack/threat` as they were asked for, and the unions."""
-    cells = {name: _cell(summary["accuracy"][name], path) for name in ranked(map(str, summary["accuracy"]))}
+    names = _together(summary)
+    found = {names.get(str(name), str(name)): _cell(entry, path) for name, entry in summary["accuracy"].items()}
+    cells = {name: found[name] for name in ranked(found)}
     tried = summary.get("worst_case")
     of = ", ".join(ranked(map(str, tried))) if isinstance(tried, dict) else ""
     if "union_worst_case" in summary:
@@ -183,6 +185,19 @@ def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
         samples = cells[NATURAL].samples if NATURAL in cells else None
         cells[UNION_MEAN] = Cell(_share(mean["value"], path), samples=samples, of=of)
     return cells
+
+
+def _together(summary: dict[str, Any]) -> dict[str, str]:
+    """What a cascade's columns are figures of: `aa/linf` and behind it `aa + pgd-20/linf`, not of pgd-20 alone."""
+    known = summary.get("identity")
+    columns = known.get("columns") if isinstance(known, dict) and known.get("mode") == "cascade" else None
+    so_far: dict[str, list[str]] = {}
+    found = {}
+    for column in map(str, columns if isinstance(columns, list) else []):
+        attack, _, threat = column.partition("/")
+        so_far.setdefault(threat, []).append(attack)
+        found[column] = f"{' + '.join(so_far[threat])}/{threat}"
+    return found
 
 
 def _cell(entry: Any, path: Path) -> Cell:

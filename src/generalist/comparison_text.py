@@ -64,7 +64,7 @@ def to_csv(comparison: Comparison) -> str:
             bounds = [_percent(bound) for bound in (cell.value, cell.low, cell.high)]
             who = [_plain(text) for text in (row.source, row.name, row.dataset, row.model, row.method)]
             counts = [cell.samples or "", cell.runs or "", _percent(cell.deviation)]
-            writer.writerow([*who, _plain(column), *bounds, *counts, cell.flag, cell.note])
+            writer.writerow([*who, _plain(column), *bounds, *counts, cell.flag, printable(cell.note)])
     return stream.getvalue()
 
 
@@ -74,12 +74,16 @@ def _percent(share: float | None) -> str:
 
 def _plain(text: str) -> str:
     """Spreadsheets take a cell that begins with one of these for a formula."""
+    text = printable(text)
     return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
 
 def to_markdown(comparison: Comparison) -> str:
     columns = heads(comparison)
-    lines = [_pipes(columns), _pipes(["---"] * NAMES + ["---:"] * (1 + len(comparison.columns)))]
+    lines = [
+        _pipes([_escaped(column) for column in columns]),
+        _pipes(["---"] * NAMES + ["---:"] * (1 + len(comparison.columns))),
+    ]
     lines += [_pipes([_escaped(text) for text in row]) for row in cells_of(comparison)]
     notes = [f"{number}. {_escaped(text)}" for number, text in enumerate(comparison.footnotes(), 1)]
     blocks = [lines, notes, *([_escaped(text)] for text in [*comparison.cautions(), *comparison.lacking])]
@@ -91,11 +95,13 @@ def _pipes(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A name is neither a link nor a picture, and nothing in it speaks to a terminal."""
-    shown = "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split())
-    )
-    return re.sub(r"([\\`*_<>|~#&]|\](?=[(\[:]))", r"\\\1", shown)
+    """A name is neither a link nor a picture."""
+    return re.sub(r"([\\`*_<>|~#&]|\](?=[(\[:]))", r"\\\1", printable(text))
+
+
+def printable(text: str) -> str:
+    """On one line, and nothing in it speaks to a terminal or is no letter at all."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
 
 
 def to_latex(comparison: Comparison) -> str:
@@ -111,7 +117,7 @@ def to_latex(comparison: Comparison) -> str:
     notes = [rf"[{number}] {_tex(text)}\par" for number, text in enumerate(comparison.footnotes(), 1)]
     below = [r"\par\smallskip", r"{\footnotesize\raggedright", *notes, "}"] if notes else []
     # For whoever includes the table, not for the readers of the document.
-    said = [f"% {' '.join(text.split())}" for text in [*comparison.cautions(), *comparison.lacking]]
+    said = [f"% {printable(text)}" for text in [*comparison.cautions(), *comparison.lacking]]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below, *said]) + "\n"
 
 
@@ -125,7 +131,7 @@ _TEX = {PLUS_MINUS: r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{
 
 def _tex(text: str) -> str:
     special = rf"[\\~^&%$#_{{}}{PLUS_MINUS}]"
-    return re.sub(special, lambda found: _TEX.get(found[0], "\\" + found[0]), " ".join(text.split()))
+    return re.sub(special, lambda found: _TEX.get(found[0], "\\" + found[0]), printable(text))
 
 
 WRITERS = {"csv": to_csv, "markdown": to_markdown, "latex": to_latex}

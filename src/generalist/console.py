@@ -38,7 +38,10 @@ class _Safe(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=segment.text.translate(CONTROLS))
+            if not segment.control:
+                text = segment.text.translate(CONTROLS)
+                segment = segment._replace(text=text.encode("utf-8", "replace").decode())  # half a letter has no bytes
+            yield segment
 
 
 console = _Safe(highlight=False)

@@ -42,7 +42,10 @@ def check_shards(folder: Path, header: Header) -> None:
     """Refuse to mix parts of different sizes in one directory."""
     for _, shards in shard_files(folder):
         if shards != header.shards:
-            raise RunError(f"{folder} is evaluated in {shards} shards, not {header.shards}: go on with these")
+            raise RunError(
+                f"{folder} is evaluated in {shards} shards, not {header.shards}: go on with these, or choose another "
+                "--out (as for corruptions, which are measured without shards)"
+            )
 
 
 def read_shards(folder: Path) -> tuple[Header, Verdicts]:

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from generalist._version import __version__
+from generalist.attacks.base import Attack
+from generalist.core.errors import GeneralistError
 from generalist.data.sets import Images
 from generalist.evaluation.plan import Plan
 from generalist.evaluation.verdicts import Ints
@@ -34,6 +36,16 @@ def weights_checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def _told(attack: Attack) -> str:
+    """All that an attack is, in words; one without words of its own would pass for any other of its class."""
+    if type(attack).__repr__ is object.__repr__:
+        raise GeneralistError(
+            f"attack {attack.name!r}: records need to know it again: make {type(attack).__name__} a dataclass, or give "
+            "it a __repr__ with its settings"
+        )
+    return _ADDRESS.sub("", repr(attack))
+
+
 def identify(model: nn.Module, images: Images, index: Ints, plan: Plan, **settings: str | int) -> dict[str, Any]:
     """All that a verdict depends on."""
     return {
@@ -41,7 +53,7 @@ def identify(model: nn.Module, images: Images, index: Ints, plan: Plan, **settin
         "data": images.checksum(),
         "samples": hashlib.sha256(np.ascontiguousarray(index, np.int64).data).hexdigest(),
         "threats": list(dict.fromkeys(str(step.threat) for step in plan.steps)),
-        "attacks": {step.label: _ADDRESS.sub("", repr(step.attack)) for step in plan.steps},
+        "attacks": {step.label: _told(step.attack) for step in plan.steps},
         "columns": [column.name for column in plan.columns],
         "version": __version__,
         **settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -134,8 +135,11 @@ def measure_shift(
 ) -> dict[str, Any]:
     """Accuracies under the shift, after so many steps of attacks.
 
-    With `keep`, every batch is recorded in its folder as it is counted, and all of it written there at the end.
+    With `keep`, every batch is recorded in its folder as it is counted, and all of it written there at the end, with
+    what was measured there before where that is resumed.
     """
+    if keep is not None and keep.resume:
+        shift = _with_earlier(shift, keep.folder / FILE)
     asked = {
         "corruptions": list(shift.corruptions),
         "perturbations": list(shift.perturbations),
@@ -160,6 +164,26 @@ def measure_shift(
     if keep is not None:
         write_json(keep.folder / FILE, found)
     return found
+
+
+def _with_earlier(shift: Shift, file: Path) -> Shift:
+    """What is asked for and what was asked for before: that is counted already. Official files are read as asked; a
+    file that was cut off says nothing, and is written anew."""
+    try:
+        asked = json.loads(file.read_text())["asked"] if file.is_file() else {}
+        corruptions, perturbations = list(asked.get("corruptions", [])), list(asked.get("perturbations", []))
+        official = bool(asked.get("official", False))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return shift
+    if official or shift.official is not None:
+        return shift
+    before = [name for name in corruptions if name in CORRUPTIONS.names()]
+    sequences = [name for name in perturbations if name in SEQUENCES.names()]
+    return replace(
+        shift,
+        corruptions=tuple(dict.fromkeys([*shift.corruptions, *before])),
+        perturbations=tuple(dict.fromkeys([*shift.perturbations, *sequences])),
+    )
 
 
 def before_shift(listener: Callable[[Moment], None], shift: Shift) -> Callable[[Moment], None]:

@@ -38,6 +38,7 @@ def accuracies(columns: Sequence[Column], verdicts: Verdicts) -> dict[str, Accur
 def summarise(header: Header, verdicts: Verdicts) -> dict[str, Any]:
     """The content of summary.json."""
     columns = header.plan()
+    autoattack = _autoattack(columns, cascade=header.identity["mode"] == "cascade")
     threats = list(dict.fromkeys(column.threat for column in columns))
     worst = {threat: _worst_case(columns, verdicts, threat) for threat in threats}
     union = np.logical_and.reduce([verdicts.right, *worst.values()])
@@ -53,7 +54,7 @@ def summarise(header: Header, verdicts: Verdicts) -> dict[str, Any]:
         "indices": header.indices,
         "accuracy": {name: value.as_json() for name, value in accuracies(columns, verdicts).items()},
         "after_each_part": _after_each_part(columns, verdicts),
-        "autoattack": {c.threat: _accuracy(verdicts.surviving(c.steps)).as_json() for c in columns if c.attack == "aa"},
+        "autoattack": {c.threat: _accuracy(verdicts.surviving(c.steps)).as_json() for c in autoattack},
         "worst_case": {threat: _accuracy(right).as_json() for threat, right in worst.items()},
         "classes": _by_class(header.classes, verdicts, {NATURAL: verdicts.right, **worst, "union": union}),
         "seconds": _seconds(verdicts),
@@ -62,7 +63,7 @@ def summarise(header: Header, verdicts: Verdicts) -> dict[str, Any]:
     }
     if len(threats) > 1:
         summary["union_worst_case"] = _accuracy(union).as_json()
-        summary["mean_over_threats"] = _mean(columns, verdicts, worst)
+        summary["mean_over_threats"] = _mean(autoattack, verdicts, worst)
     if header.shards > 1 and len(verdicts.index) < len(header.whole_index()):
         summary["shard"] = f"{header.shard}/{header.shards}"
     return summary
@@ -89,9 +90,15 @@ def _after_each_part(columns: Sequence[Column], verdicts: Verdicts) -> dict[str,
     }
 
 
-def _mean(columns: Sequence[Column], verdicts: Verdicts, worst: dict[str, Bools]) -> dict[str, Any]:
+def _autoattack(columns: Sequence[Column], *, cascade: bool) -> list[Column]:
+    """The columns of AutoAttack and nothing else: in a cascade those behind other attacks are of these as well."""
+    first = {column.threat: column for column in reversed(columns)}
+    return [c for c in columns if c.attack == "aa" and (not cascade or first[c.threat] is c)]
+
+
+def _mean(autoattack: Sequence[Column], verdicts: Verdicts, worst: dict[str, Bools]) -> dict[str, Any]:
     """What the papers call union: the mean of the robust accuracies, of AutoAttack where it was run in every threat."""
-    found = {c.threat: verdicts.surviving(c.steps) for c in columns if c.attack == "aa"}
+    found = {column.threat: verdicts.surviving(column.steps) for column in autoattack}
     rows = found if found.keys() == worst.keys() else worst
     value = float(np.mean([right.mean() for right in rows.values()]))
     return {"value": value, "of": "aa" if rows is found else "worst_case"}

@@ -121,6 +121,7 @@ def check_model(model: nn.Module, shape: Sequence[int], num_classes: int, device
     _check_problem(num_classes, shape)
     dtype = _parameter_dtype(model)
     images = random.uniform(0, "check-model", shape=(2, *shape), device=device).to(dtype)
+    given = images.clone()
     try:
         with frozen(model), torch.no_grad():
             logits: object = model(images)
@@ -128,6 +129,8 @@ def check_model(model: nn.Module, shape: Sequence[int], num_classes: int, device
         raise GeneralistError(
             f"the model fails on images [2, {', '.join(map(str, shape))}] on {device}: {type(error).__name__}: {error}"
         ) from error
+    if not torch.equal(images, given):  # whoever comes next, an attack or another learner, would get other images
+        raise GeneralistError("the model changes the images that it is given: write x = x - mean, not x -= mean")
     _check_logits(logits, num_classes)
 
 

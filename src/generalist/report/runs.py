@@ -146,9 +146,13 @@ class Network:
         return path if path.is_file() else None
 
     @property
-    def shift(self) -> Shifted | None:
-        """The corruptions of the largest evaluation that has any."""
-        return next((found.shift for found in self.evaluations if found.shift is not None), None)
+    def shift(self) -> Shifted:
+        """The corruptions of the largest evaluation that has any, and the sequences of that which has those."""
+        shifts = [found.shift for found in self.evaluations if found.shift is not None]
+        return Shifted(
+            corruptions=next((shift.corruptions for shift in shifts if shift.corruptions is not None), None),
+            perturbations=next((shift.perturbations for shift in shifts if shift.perturbations is not None), None),
+        )
 
 
 @dataclass(frozen=True)

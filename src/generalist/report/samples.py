@@ -53,10 +53,11 @@ class Recorded:
 
 
 def recorded(network: Network) -> Recorded | None:
-    """The records of a network's largest evaluation; None where none are kept."""
-    folder = network.main.folder
-    if not shard_files(folder):
+    """The records of a network's largest evaluation that has attacks, or of its largest; None where none are kept."""
+    kept = [found for found in network.evaluations if shard_files(found.folder)]
+    if not kept:
         return None
+    folder = next((found for found in kept if found.summary.worst_case), kept[0]).folder
     return Recorded(network, *read_shards(folder), read_examples(folder / "examples.npz"))
 
 

@@ -201,11 +201,7 @@ def _heat(value: float | None) -> Html:
 
 def corruptions_section(found: Collection) -> Section:
     section = Section("corruptions", "Corruptions")
-    having = [
-        (network, network.shift.corruptions)
-        for network in found.networks
-        if network.shift and network.shift.corruptions
-    ]
+    having = [(network, network.shift.corruptions) for network in found.networks if network.shift.corruptions]
     if having:
         section.add(grid(*(_map(section, network, corruptions) for network, corruptions in having)))
         sources = {corruptions.source for _, corruptions in having}
@@ -240,7 +236,7 @@ def _map(section: Section, network: Network, found: Corruptions) -> Html:
 def _sequences(section: Section, found: Collection) -> None:
     """Stability over sequences of small perturbations, where it was measured."""
     for network in found.networks:
-        if network.shift is None or network.shift.perturbations is None:
+        if network.shift.perturbations is None:
             continue
         rows = [
             [name.replace("_", " "), percent(entry.accuracy), percent(entry.flip_rate)]

@@ -139,8 +139,8 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
     attacks = list(dict.fromkeys([NATURAL, *(name.partition("/")[0] for name in columns)]))
     threats = list(dict.fromkeys(name.partition("/")[2] for name in columns))
     words = ["--attacks", ",".join(attacks)]
-    if (data := network.row.dataset) != network.run.recipe.data.name:
-        words += ["--data", data.removesuffix("-test").removesuffix("-train")]
+    if (data := summary.split.removesuffix("-test").removesuffix("-train")) != network.run.recipe.data.name:
+        words += ["--data", data]
     words += ["--threats", ",".join(threats)] if threats else []
     for key in ("mode", "precision", "seed"):
         words += [f"--{key}", str(identity[key])] if key in identity else []
@@ -151,6 +151,8 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
         family = next((name for name, members in FAMILIES.items() if {*members} == {*listed}), None)
         words += ["--corruptions", family or ",".join(listed)]
     words += ["--perturbations"] if entry.shift is not None and entry.shift.perturbations is not None else []
+    parts = [entry.shift.corruptions, entry.shift.perturbations] if entry.shift is not None else []
+    words += ["--official", "FOLDER"] if any(part is not None and not part.generated for part in parts) else []
     return evaluating(network, *words)
 
 

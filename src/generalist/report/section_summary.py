@@ -84,11 +84,17 @@ def _robust(network: Network, threat: str, attacks: Mapping[str, Cell]) -> Html:
     attack, cell = strongest(attacks)
     if attack == AUTOATTACK:
         return _figure(threat, cell, "AutoAttack")
-    for found in network.evaluations:
-        together, tried = found.summary.worst_case.get(threat), _tried(found, threat)
-        if together is not None and tried > 1 and together.total == cell.samples:
-            worst = Cell(together.value, *together.interval, together.total)
-            return _figure(threat, worst, f"worst of {tried} attacks")
+    together = [
+        (worst.value, tried, worst)
+        for found in network.evaluations
+        if (worst := found.summary.worst_case.get(threat)) is not None
+        and (tried := _tried(found, threat)) > 1
+        and worst.total == cell.samples
+        and worst.value <= cell.value
+    ]
+    if together:
+        value, tried, worst = min(together, key=lambda entry: entry[:2])
+        return _figure(threat, Cell(value, *worst.interval, worst.total), f"worst of {tried} attacks")
     return _figure(threat, cell, f"{attack} alone" if len(attacks) == 1 else f"{attack}, strongest")
 
 
