@@ -215,6 +215,31 @@ def test_figures_on_other_images_are_another_network_s(program: ModuleType) -> N
     assert program.figures([old]) == {"best": {"natural": 90.0}}, "records of before splits were kept"
 
 
+def test_what_others_wait_for_comes_before_what_is_measured(program: ModuleType, tmp_path: Path) -> None:
+    """A branch that can begin does not wait for the evaluations of what it starts from."""
+    path, out = written(tmp_path, TINY), tmp_path / "out"
+    experiments = program.Experiments(program.read_plan(path), program.parse([str(path), "--out", str(out)]))
+    waiting = ["001-d", "002-branch"]
+    assert experiments._ready(waiting) == "001-d", "the branch has nothing to start from"
+    train = experiments.steps_of("001-d")[0]
+    run = RunDirectory(train.run)
+    run.path.mkdir(parents=True)
+    run.last.touch()
+    line = {
+        "name": "001-d",
+        "step": "train",
+        "command": train.command,
+        "exit": 0,
+        "seconds": 1.0,
+        "commit": "",
+        "jobs": 1,
+    }
+    (out / "steps.jsonl").write_text(json.dumps(line) + "\n")
+    assert experiments.next_step("001-d").kind != "train"
+    assert experiments._ready(waiting) == "002-branch"
+    assert experiments._ready(["001-d"]) == "001-d"
+
+
 def test_the_means_over_corruptions_are_figures(program: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "aa"
     folder.mkdir()

@@ -144,6 +144,18 @@ def test_state_dict_of_another_vector() -> None:
         assert torch.equal(doubled[name], expected), name
 
 
+def test_views_follow_the_vector_and_are_what_a_state_dict_copies() -> None:
+    flat = Flat(Tied())
+    vector, counters = 2 * flat.vector, flat.counters + 3
+    views, copied = flat.views(vector, counters), flat.state_dict(vector, counters)
+    assert list(views) == list(copied) == list(flat.module.state_dict())
+    for name, view in views.items():
+        assert torch.equal(view, copied[name]) and view.dtype == copied[name].dtype
+    vector.add_(1)
+    counters.add_(1)
+    assert all(torch.equal(view, copied[name] + 1) for name, view in views.items()), "and the copies stay"
+
+
 def test_read_converts_half_precision() -> None:
     flat = Flat(network())
     half = {name: t.half() if t.is_floating_point() else t for name, t in flat.state_dict().items()}

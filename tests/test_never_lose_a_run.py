@@ -155,6 +155,19 @@ def test_a_new_best_model_has_a_checkpoint(tmp_path: Path) -> None:
     assert steps[-1] == 12 and len(steps) <= 2
 
 
+def test_where_the_last_is_the_best_checkpoints_come_as_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each validated epoch is the best there: a checkpoint for every one of them would be one too many."""
+    saved: list[int] = []
+    save = checkpoints.save
+    monkeypatch.setattr(checkpoints, "save", lambda *args, step: (saved.append(step), save(*args, step=step)))
+    changes = {"train": {"checkpoint_epochs": 3, "epochs": 4}, "validation": {"every": 1, "rule": "last"}}
+    trainer = train(quick(**changes), tmp_path)
+    assert saved == [9, 12]
+    assert load_weights(trainer.directory.model)[1]["epoch"] == 4
+
+
 def test_a_leak_is_remembered_by_grandchildren(tmp_path: Path) -> None:
     names = ["robust", "natural"]
     runs = {}

@@ -70,8 +70,9 @@ class LearnerView:
     """Which of them are trained on: the held-out ones are not among them."""
     artefact: Callable[[str], dict[str, Tensor]]
     """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name; of
-    `#NAME[.average]`: those that a learner of the same run has at the moment. To be called from `epoch_start`: at
-    `setup` the earlier stage may not have run, and within an iteration learners do not wait for one another."""
+    `#NAME[.average]`: those that a learner of the same run has at the moment, to be copied at once. To be called from
+    `epoch_start`: at `setup` the earlier stage may not have run, and within an iteration learners do not wait for one
+    another."""
     epochs: int
     """The length of training, for what is a share of it and begins with an epoch."""
     padding: int = 0

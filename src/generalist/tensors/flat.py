@@ -92,18 +92,19 @@ class Flat:
 
     def state_dict(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
         """The module's state dict (contiguous copies on the CPU), with another vector's values where one is given."""
+        counters = (
+            self.counters if counters is None else counters
+        ).cpu()  # at once: each by itself would be waited for
+        return {name: t.cpu().contiguous().clone() for name, t in self.views(vector, counters).items()}
+
+    def views(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
+        """The same without a copy, where the vector lies: what changes there changes in them."""
         vector = self.vector if vector is None else vector
         counters = self.counters if counters is None else counters
-        state = {name: t.detach().cpu().contiguous().clone() for name, t in self.module.state_dict().items()}
-        slots = {slot.name: slot for slot in self.slots}
-        counts = dict(zip(self.counter_names, counters.tolist(), strict=True))
-        for name in state:
-            stored = self._stored_names.get(name, name)
-            if stored in slots:
-                state[name] = slots[stored].view(vector).detach().cpu().contiguous().clone()
-            elif stored in counts:
-                state[name] = torch.tensor(counts[stored], dtype=torch.int64)
-        return state
+        views = {slot.name: slot.view(vector) for slot in self.slots}
+        views |= dict(zip(self.counter_names, counters.unbind(), strict=True))
+        module = self.module.state_dict()
+        return {name: views.get(self._stored_names.get(name, name), own).detach() for name, own in module.items()}
 
     @torch.no_grad()
     def read(self, state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -137,12 +137,13 @@ def artefact_file(text: str, subject: str) -> Path:
 
 
 def weights_of(source: str, learners: Sequence[Learner], locate: Callable[[str], str]) -> dict[str, Tensor]:
-    """The weights that an objective asks for: of a learner beside it (`#NAME`), or of an earlier stage or run."""
+    """The weights that an objective asks for: of a learner beside it (`#NAME`), as they are now and to be copied at
+    once, or of an earlier stage or run."""
     for learner in learners:
         if source == f"#{learner.name}":
-            return learner.flat.state_dict()
+            return learner.flat.views()
         if source == f"#{learner.name}{AVERAGE}" and learner.average:
-            return learner.flat.state_dict(learner.average.vector, learner.average.counters)
+            return learner.flat.views(learner.average.vector, learner.average.counters)
     return load_weights(artefact_file(locate(source), GLOBAL))[0]
 
 
