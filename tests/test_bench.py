@@ -431,6 +431,6 @@ def test_mistakes_in_the_benchmark_of_evaluation(
 
 def test_images_that_do_not_fit_the_network_are_refused(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coloured = from_arrays(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4))
-    monkeypatch.setattr("generalist.api.images_named", lambda name: coloured)
+    monkeypatch.setattr("generalist.bench.evaluate.images_named", lambda name: coloured)
     with pytest.raises(GeneralistError, match=r"the model fails on images \[2, 3, 8, 8\]"):
         load_case(str(weights), data="cifar10", device="cpu")

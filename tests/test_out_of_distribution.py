@@ -14,6 +14,7 @@ from torch import nn
 import generalist
 from generalist.core.errors import GeneralistError
 from generalist.data.corruptions import COMMON, EXTRA
+from generalist.data.evaluated import images_named
 from generalist.data.sets import from_arrays
 from generalist.evaluation.corruptions import STABILITY, evaluate_corruptions
 from generalist.evaluation.out_of_distribution import FILE, Shift, parse_shift
@@ -54,7 +55,7 @@ def test_wrong_wishes(wish: tuple[Any, Any, Any], reason: str) -> None:
 def test_result_is_that_of_the_function_and_is_kept(tmp_path: Path) -> None:
     summary = evaluate(tmp_path, corruptions=["contrast", "fog"], perturbations=["brightness"], seed=3)
     found = summary["out_of_distribution"]
-    images = generalist.api._images("digits", trust_code=False)[0]
+    images = images_named("digits")
     index = generalist.api.subset(len(images), 40, 3)
     expected = evaluate_corruptions(linear(64, 10), images, names=["contrast", "fog"], index=index, seed=3)
     assert found["corruptions"] == json.loads(json.dumps(expected.to_dict()))

@@ -6,22 +6,19 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from generalist import dial
 from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
 from generalist.core import distributed
-from generalist.core.errors import DataError, GeneralistError, RunError
+from generalist.core.errors import GeneralistError, RunError
 from generalist.core.run import RunDirectory
-from generalist.data.dataset import materialise
-from generalist.data.options import DataOptions, load_splits
-from generalist.data.sets import Images, from_arrays
+from generalist.data.evaluated import Source, images_of, own_images
+from generalist.data.sets import Images
 from generalist.data.split import subset
 from generalist.evaluation import Evaluation, check_classifier, evaluate_model
 from generalist.evaluation.classifier import device_of
@@ -152,8 +149,6 @@ def evaluate(
     or read from the `official` files' folder. The model is given back in its own mode, on its own device where it is a
     module.
     """
-    if root is not None and data is None:
-        raise RunError("root is where a data set lies that `data` names: name one, as in data='folder'")
     shift = parse_shift(corruptions, perturbations, official)
     if shift and shards != "1/1":
         raise GeneralistError("corruptions are measured on all images at once: leave the shards out")
@@ -163,29 +158,19 @@ def evaluate(
         mode=mode or usual.mode, precision=precision, batch_size=batch_size, seed=seed, shard=shard, shards=count
     )
     chosen = usual.attacks if attacks is None else _listed(attacks)
-    if not chosen:
-        raise GeneralistError("attacks: none is named; write natural for no attack, or names as in natural,pgd-20")
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
     # A wrong name is told before anything is read.
     plan = make_plan(chosen, parsed, mode=options.mode, precision=options.precision)
     subject, network = _subject(model, which, device, trust_code=trust_code)
-    if data is None:
-        source = _own_images(home, trust_code)
-    else:
-        size = _size_of(model, which) if data == "folder" else None
-        source = _images(data, root=root, resolution=size, trust_code=trust_code)
-    images, split = source.images, source.split
+    source = _source_of(model, which, home, data=data, root=root, trust_code=trust_code)
+    images = source.images
     check_classifier(network, images, device_of(network))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
-    warnings = source.warnings
-    if threats is None and home is None and plan.columns and not usual.threats:
-        warnings = (*warnings, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
-    if not isinstance(model, nn.Module):
-        changed = _changed(_path_of(model), images) if data is None else ()
-        warnings = (*warnings, *_unfinished(_path_of(model)), *changed)
-    place = Place(Path(out), subject, split, resume=resume) if out is not None else None
+    assumed = threats is None and home is None and not usual.threats and bool(plan.columns)
+    warnings = _warnings(model, source, own=data is None, assumed=assumed)
+    place = Place(Path(out), subject, source.split, resume=resume) if out is not None else None
     found = evaluate_model(
         network,
         images,
@@ -305,7 +290,10 @@ def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
 def _listed(
     attacks: str | Attack | AutoAttack | Sequence[str | Attack | AutoAttack],
 ) -> list[str | Attack | AutoAttack]:
-    return [*attacks] if isinstance(attacks, list | tuple) else [cast(str | Attack | AutoAttack, attacks)]
+    listed = [*attacks] if isinstance(attacks, list | tuple) else [cast(str | Attack | AutoAttack, attacks)]
+    if not listed:
+        raise GeneralistError("attacks: none is named; write natural for no attack, or names as in natural,pgd-20")
+    return listed
 
 
 def _threats(
@@ -337,33 +325,27 @@ def _shard(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-class _Source(NamedTuple):
-    """Images, what to call them, and what a summary must say of them."""
-
-    images: Images
-    split: str
-    warnings: tuple[str, ...] = ()
-
-
-def _own_images(recipe: Recipe | None, trust_code: bool) -> _Source:
-    """The test images of a run's own data set."""
-    if recipe is None or recipe.data.name == "arrays":
-        raise RunError("the weights do not say which images they are for: name a data set, as in --data cifar10")
-    return _test_split(recipe.data.model_copy(update={"extra": None}), trust_code=trust_code)
+def _source_of(
+    model: nn.Module | RunLike, which: str, home: Recipe | None, *, data: Any, root: str | Path | None, trust_code: bool
+) -> Source:
+    """The images that are asked for, or a run's own."""
+    if data is not None:
+        size = _size_of(model, which) if data == "folder" else None
+        return images_of(data, root=root, resolution=size, trust_code=trust_code)
+    if root is not None:
+        raise RunError("root is where a data set lies that `data` names: name one, as in data='folder'")
+    return own_images(home.data if home is not None else None, trust_code=trust_code)
 
 
-def _test_split(options: DataOptions, *, trust_code: bool) -> _Source:
-    splits = load_splits(options, trust_code=trust_code)
-    notes = tuple(splits.notes())
-    if splits.test is not None:
-        return _Source(splits.test, f"{options.name}-test", tuple(note for note in notes if note.startswith("test:")))
-    training = "these are training images: the set has no test split"
-    return _Source(splits.train, f"{options.name}-train", (training, *notes))
-
-
-def images_named(data: str) -> Images:
-    """The test images of a data set by name; the training images of one that has no others."""
-    return _images(data, trust_code=False).images
+def _warnings(model: nn.Module | RunLike, source: Source, *, own: bool, assumed: bool) -> tuple[str, ...]:
+    """What is to be said of the images, of threats that are `assumed`, and of a run, if the images are its `own`."""
+    found = source.warnings
+    if assumed:
+        found = (*found, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
+    if isinstance(model, nn.Module):
+        return found
+    path = _path_of(model)
+    return (*found, *_unfinished(path), *(_changed(path, source.images) if own else ()))
 
 
 def _size_of(model: nn.Module | RunLike, which: str) -> int | None:
@@ -373,23 +355,3 @@ def _size_of(model: nn.Module | RunLike, which: str) -> int | None:
     shape = load_weights(weights_file(_path_of(model), which))[1].get("shape")
     sides = shape[1:] if isinstance(shape, list) else []
     return sides[0] if len(sides) == 2 and sides[0] == sides[1] and isinstance(sides[0], int) else None
-
-
-def _images(data: Any, *, root: str | Path | None = None, resolution: int | None = None, trust_code: bool) -> _Source:
-    """The images that `data` means, and what to call them."""
-    if isinstance(data, str):
-        try:
-            options = DataOptions(name=data, root=str(root) if root is not None else None, resolution=resolution)
-        except ValidationError as error:
-            raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
-        return _test_split(options, trust_code=trust_code)
-    if root is not None:
-        raise RunError("root is where a data set lies that `data` names: leave it out")
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return _Source(from_arrays(data[0], data[1]), "arrays")
-    if isinstance(data, Dataset):
-        return _Source(materialise(data, name=type(data).__name__), type(data).__name__)
-    if hasattr(data, "augmented"):
-        images: Images = data
-        return _Source(images, images.name)
-    raise RunError(f"data must be (images, labels), a torch Dataset or a data set's name, not {type(data).__name__}")

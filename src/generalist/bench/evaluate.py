@@ -27,6 +27,7 @@ from generalist.attacks.threats import Threat, parse_threat
 from generalist.bench.flops import count_model
 from generalist.bench.timing import matmul_ceiling, synchronize
 from generalist.core.errors import GeneralistError
+from generalist.data.evaluated import images_named
 from generalist.data.sets import Batch, Images
 from generalist.data.split import subset
 from generalist.evaluation import check_classifier
@@ -109,7 +110,7 @@ def load_case(
         raise GeneralistError(f"--precision is {' or '.join(get_args(Precision))}, not {precision!r}")
     build = parse_threat(threat).build()
     where = choose_device(device)
-    images = api.images_named(data)
+    images = images_named(data)
     model = _load_model(subject, where).requires_grad_(False)
     check_classifier(model, images, where)
     batch = _load_batch(images, samples, where)

@@ -236,8 +236,8 @@ class Trainer:
             self._gather()
             self.global_learner.redistribute(self.learners)
         self._log(record)
-        # A new best model lies on the disk already: the run must not go back behind it. Where the last is the best every
-        # one is new, and whoever goes back makes it again.
+        # A new best model lies on the disk already: the run must not go back behind it. Where the last is the best,
+        # every one is new, and whoever goes back makes it again.
         best = self.best is not None and self.best.epoch == epoch and self.job.validation.rule != "last"
         if last or best or epoch % train.checkpoint_epochs == 0:
             self.checkpoint()
