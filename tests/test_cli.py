@@ -112,7 +112,7 @@ COMMANDS = {
         "--device",
         "--json",
     },
-    "data list": set(),
+    "data list": {"--root"},
     "data get": {"NAME", "--root"},
     "data check": {"NAME", "--root"},
     "recipes list": {"WORD"},
@@ -164,6 +164,18 @@ def test_no_module_takes_the_place_of_a_public_function() -> None:
     assert done.stderr.endswith("module 'generalist' has no attribute 'report_is_no_name'\n"), "the others are there"
     program = "import generalist.report, generalist; assert callable(generalist.gradcam)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_data_that_lie_there_are_listed_as_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    code, out, _ = run_main(["data", "list", "--root", str(tmp_path)], monkeypatch, capsys)
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in out.splitlines() if line.startswith("│")]
+    fetched = {name: here for name, _, here in rows}
+    assert code == 0 and (fetched["mnist"], fetched["cifar10"], fetched["digits"]) == ("yes", "no", "-")
+    code, _, err = run_main(["data", "get", "imagenet"], monkeypatch, capsys)
+    assert code == 2 and "ImageNet, are a folder: --set data.name=folder" in err
 
 
 def test_recipes_are_found_by_a_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

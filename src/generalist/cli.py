@@ -122,13 +122,15 @@ app.command()(export)
 
 
 @data_app.command("list")
-def data_list(version: Version = False) -> None:
+def data_list(root: Root = None, version: Version = False) -> None:
     """List the data sets that have a name. Example: generalist data list"""
     from generalist.data import download
 
-    table = Table("name", "download (MB)", "what it is")
+    table = Table("name", "download (MB)", "fetched", "what it is")
     for entry in download.describe():
-        table.add_row(entry.name, str(entry.megabytes or "-"), entry.summary)
+        # Whether all of it is there, and whole, takes reading it: that is what `data check` does.
+        fetched = "-" if not entry.megabytes else "yes" if (data_root(root) / entry.name).is_dir() else "no"
+        table.add_row(entry.name, str(entry.megabytes or "-"), fetched, entry.summary)
     console.print(table)
 
 

@@ -137,7 +137,8 @@ def _hasher(algorithm: str) -> hashlib._Hash:
 
 def _entry(name: str) -> Entry:
     if name not in CATALOG:
-        raise DataError(unknown_name("data set", name, sorted(CATALOG)))
+        own = "; images of your own, and ImageNet, are a folder: --set data.name=folder --set data.root=DIR"
+        raise DataError(unknown_name("data set", name, sorted(CATALOG)) + own)
     return CATALOG[name]
 
 

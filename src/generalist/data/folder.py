@@ -127,7 +127,10 @@ def load_folder(
     """
     if not root.is_dir():
         place = "" if root.is_absolute() else f" in {Path.cwd()}"
-        raise DataError(f"data.root: there is no folder {root}{place}")
+        raise DataError(
+            f"data.root: there is no folder {root}{place}; name the one with train/CLASS/ and val/CLASS/ in it, as by "
+            "--set data.root=DIR"
+        )
     if not (root / "train").is_dir():
         raise DataError(f"{root} has no folder `train`: the layout is root/train/CLASS/image.jpg, root/val/CLASS/...")
     pool = Decoder(workers or default_workers(), decoder)
