@@ -92,9 +92,8 @@ class Flat:
 
     def state_dict(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
         """The module's state dict (contiguous copies on the CPU), with another vector's values where one is given."""
-        counters = (
-            self.counters if counters is None else counters
-        ).cpu()  # at once: each by itself would be waited for
+        counters = self.counters if counters is None else counters
+        counters = counters.cpu()  # at once: each by itself would be waited for
         return {name: t.cpu().contiguous().clone() for name, t in self.views(vector, counters).items()}
 
     def views(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
