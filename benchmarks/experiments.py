@@ -263,6 +263,12 @@ class Experiments(Steps):
             return None
         return origin
 
+    def _ready(self, waiting: Sequence[str]) -> str | None:
+        """Trainings come before what is measured of others: a branch does not wait for that."""
+        due = [name for name in waiting if self.waits_for(name) is None]
+        trainings = (name for name in due if (step := self.next_step(name)) is None or step.kind == "train")
+        return next(trainings, due[0] if due else None)
+
     def _can_be_left(self, origin: str, epoch: str) -> bool:
         """Whether a branch has what it starts from: the end of the training, or the snapshot of an epoch before."""
         train = self.steps_of(origin)[0]

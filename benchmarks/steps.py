@@ -152,7 +152,7 @@ class Steps:
                 if self.finish(running):
                     self.failed.append(running.step.name)
                 elif self.next_step(running.step.name) is not None:
-                    waiting.append(running.step.name)
+                    waiting.insert(0, running.step.name)
             if ended or time.monotonic() - written > REWRITE:
                 self.write()
                 written = time.monotonic()
@@ -161,10 +161,7 @@ class Steps:
                 waiting = []
 
     def _ready(self, waiting: Sequence[str]) -> str | None:
-        """Trainings come before what is measured of others: a branch does not wait for that."""
-        due = [name for name in waiting if self.waits_for(name) is None]
-        trainings = (name for name in due if (step := self.next_step(name)) is None or step.kind == "train")
-        return next(trainings, due[0] if due else None)
+        return next((name for name in waiting if self.waits_for(name) is None), None)
 
     def _give_up(self, waiting: Sequence[str]) -> None:
         for name in waiting:
