@@ -201,7 +201,7 @@ def test_training_says_how_far_it_is_where_no_terminal_looks_on(
                 record = {"epoch": 1, "validation": {"accuracy": accuracy}, "gamma": {}, "images_per_second": 10.0}
                 listener.epoch(record)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "iteration 122 of 600, about 4 min left"
+    assert lines[0] == "iteration 122 of 600, 4 min left"
     assert lines[1].startswith("epoch    1") and len(lines) == 2
 
 

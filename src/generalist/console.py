@@ -118,6 +118,10 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
@@ -161,7 +165,7 @@ class _Pulse:
         start, began = self.first = self.first or (done, now)
         if now - self.told > SILENCE and done > start:
             left = (now - began) / (done - start) * (total - done)
-            _say(f"iteration {done} of {total}, about {max(1, round(left / 60))} min left")
+            _say(f"iteration {done} of {total}, {minutes(left)} left")
             self.told = now
 
     def epoch(self, record: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from generalist.console import console, print_table
+from generalist.console import console, minutes, print_table
 from generalist.evaluation.suite import Moment
 
 PLAIN_EVERY = 30.0
@@ -50,7 +50,7 @@ def _plain_listener() -> Callable[[Moment], None]:
         if not finished and now - said < PLAIN_EVERY:
             return
         said = now
-        left = "" if finished else f", {_minutes((now - start) / moment.done * (moment.total - moment.done))} left"
+        left = "" if finished else f", {minutes((now - start) / moment.done * (moment.total - moment.done))} left"
         right = "" if moment.robust is None else f", {moment.robust} right"
         text = f"{_place(moment)}: {moment.done} of {moment.total}{right}{left}"
         console.print(escape(text), soft_wrap=True)
@@ -62,10 +62,6 @@ def _place(moment: Moment) -> str:
     """Natural images are step 0 and come before the attacks; `cw-20.cw`, as records tell it apart, is cw-20."""
     what = re.sub(r"\b(\w+-\d+)\.\w+$", r"\1", moment.what)
     return f"[{moment.step + 1}/{moment.steps + 1}] {what}"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def across_threats(summary: Mapping[str, Any]) -> str:
