@@ -440,6 +440,23 @@ def test_the_last_batch(tmp_path: Path, last: str, sizes: list[int]) -> None:
     assert trainer.steps_per_epoch == len(sizes)
 
 
+def test_an_epoch_of_fewer_iterations_sees_other_images_each_time(tmp_path: Path) -> None:
+    recipe = tiny_recipe([NATURAL], train={"epochs": 3, "batch_size": 5, "iterations": 2})
+    trainer, batches = spied_batches(recipe, tmp_path)
+    assert trainer.steps_per_epoch == 2 and [len(batch.y) for batch in batches] == [5] * 6
+    epochs = [torch.cat([batch.index for batch in batches[i : i + 2]]) for i in (0, 2, 4)]
+    assert all(len(seen.unique()) == 10 for seen in epochs), "no image twice in an epoch"
+    assert len(torch.cat(epochs).unique()) > 10, "and not the same ones in each"
+    whole = spied_batches(tiny_recipe([NATURAL], train={"epochs": 1, "batch_size": 5}), tmp_path / "whole")[1]
+    assert torch.equal(epochs[0], torch.cat([batch.index for batch in whole[:2]])), "the beginning of a whole one"
+
+
+def test_more_iterations_than_the_images_give_are_refused(tmp_path: Path) -> None:
+    recipe = tiny_recipe([NATURAL], train={"epochs": 1, "batch_size": 5, "iterations": 4})
+    with pytest.raises(DataError, match=r"train\.iterations is 4, but 18 images make 3 batches of 5"):
+        make_trainer(recipe, tmp_path)
+
+
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="batch_size"):
         make_trainer(tiny_recipe(train={"epochs": 1, "batch_size": 100}), tmp_path)

@@ -23,6 +23,14 @@ def sweep(
     definition: Annotated[
         str | None, typer.Argument(help="A shipped sweep's name, or a YAML file.", metavar="SWEEP", show_default=False)
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a field of every trial, as in model.name=wrn-10-1. Repeatable.",
+            metavar="FIELD=VALUE",
+        ),
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +80,7 @@ def sweep(
             "a sweep's workers do not run under torchrun: start `generalist sweep` once for each GPU, "
             "as in CUDA_VISIBLE_DEVICES=1 generalist sweep SWEEP"
         )
-    read = load_sweep(definition, trust_code=trust_code)
+    read = load_sweep(definition, overrides=changes or (), trust_code=trust_code)
     folder = out or Path("sweeps") / read.name
     place = choose_place(storage, folder)
     if svg is not None:

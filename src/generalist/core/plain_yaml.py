@@ -78,18 +78,23 @@ def _is_schedule(value: Any) -> bool:
     return isinstance(value, Mapping) and "values" in value and bool({"fractions", "epochs"} & value.keys())
 
 
+def read_override(override: str) -> tuple[str, Any]:
+    """The path and the value of `a.b.0.c=value`; the value is YAML, but one that begins with # is a text, not a comment."""
+    path, equals, text = override.partition("=")
+    if not equals or not path:
+        raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")
+    named = text.lstrip().startswith("#")
+    return path, text.strip() if named else load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
+
+
 def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]) -> None:
-    """Apply `a.b.0.c=value` in place; the value is YAML, but one that begins with # is a text, not a comment.
+    """Apply `a.b.0.c=value` in place.
 
     Only the named field is written, so that its neighbours stay open to defaults. Where the path leads into a short
     form, a list or a schedule (whose breakpoints and values belong together), the long form of that is taken from
     `resolved()` first.
     """
-    path, equals, text = override.partition("=")
-    if not equals or not path:
-        raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")
-    named = text.lstrip().startswith("#")
-    value = text.strip() if named else load_yaml(text, f"--set {path[:200]}: {text[:80]!r}")
+    path, value = read_override(override)
     *parents, last = path.split(".")
     node: Any = raw
     resolved = functools.cache(resolved)  # before the first change, and once

@@ -21,11 +21,12 @@ def epoch_batches(
     seed: int,
     epoch: int,
     last: Literal["drop", "fill", "keep"],
+    iterations: int | None = None,
 ) -> list[Tensor]:
     """The batches of one pass over `index` in an order drawn for `epoch`.
 
     `last` says what becomes of an incomplete last batch: `drop` it, `fill` it from the start of the order (all
-    shapes equal), or `keep` it smaller. With `extra_index`, each batch ends with round(batch_size * ratio) extra
+    shapes equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each batch ends with round(batch_size * ratio) extra
     samples; their order goes on from epoch to epoch, so that each is seen once before any is seen again.
     """
     extras = _extras_per_batch(extra_index, ratio=ratio, batch_size=batch_size)
@@ -34,6 +35,13 @@ def epoch_batches(
         raise DataError("there are no samples to train on")
     order = index[permutation(len(index), seed, "order", epoch, device=index.device)]
     chunks = _chunks(order, size=labelled, last=last)
+    if iterations is not None:
+        if iterations > len(chunks):
+            raise DataError(
+                f"train.iterations is {iterations}, but {len(index)} images make {len(chunks)} batches of {labelled}: "
+                "make it smaller, or leave it out for all of them"
+            )
+        chunks = chunks[:iterations]
     if extra_index is None or extras == 0:
         return chunks
     sizes = [round(len(chunk) * extras / labelled) for chunk in chunks]

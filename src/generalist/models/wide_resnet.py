@@ -23,6 +23,11 @@ def wide_resnet(*, num_classes: int, in_channels: int, blocks: int, widen: int) 
     return model
 
 
+@MODELS.register("wrn-10-1")
+def wrn_10_1(*, num_classes: int, in_channels: int) -> nn.Module:
+    return wide_resnet(num_classes=num_classes, in_channels=in_channels, blocks=1, widen=1)
+
+
 @MODELS.register("wrn-28-10")
 def wrn_28_10(*, num_classes: int, in_channels: int) -> nn.Module:
     return wide_resnet(num_classes=num_classes, in_channels=in_channels, blocks=4, widen=10)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from generalist.core.errors import GeneralistError, RecipeError, SweepError
-from generalist.core.plain_yaml import dump_yaml, load_yaml
+from generalist.core.plain_yaml import dump_yaml, load_yaml, read_override
 from generalist.core.random import uniform
 from generalist.core.registry import unknown_name
 from generalist.recipe import MAX_BYTES, Recipe, load_recipe, read_raw
@@ -104,8 +104,8 @@ def _drawn(space: SearchOptions, draw: float) -> str | float | int:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def load_sweep(where: str | Path, *, trust_code: bool = False) -> Sweep:
-    """A shipped sweep by its name, or a YAML file; checked as a whole."""
+def load_sweep(where: str | Path, *, overrides: Iterable[str] = (), trust_code: bool = False) -> Sweep:
+    """A shipped sweep by its name, or a YAML file, with `field=value` added to its `set`; checked as a whole."""
     if str(where) in shipped_sweeps():
         text, folder, name = shipped_sweep_text(str(where)), None, str(where)
     else:
@@ -117,6 +117,9 @@ def load_sweep(where: str | Path, *, trust_code: bool = False) -> Sweep:
         raise SweepError(error.problem) from None
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise SweepError(f"{where} must be a mapping with the fields recipe, search, method, ...")
+    changes = dict(read_override(text) for text in overrides)
+    if changes and isinstance(raw.get("set", {}), dict):
+        raw["set"] = {**raw.get("set", {}), **changes}
     try:
         options = SweepOptions.model_validate({"name": name, **raw})
     except ValidationError as error:

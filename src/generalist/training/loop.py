@@ -139,6 +139,7 @@ class Trainer:
             seed=train.seed,
             epoch=epoch,
             last=train.last_batch,
+            iterations=train.iterations,
         )
 
     # -- the loop ---------------------------------------------------------------------------------------------------

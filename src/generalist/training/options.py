@@ -42,7 +42,11 @@ class TrainOptions(Options):
     """The loop."""
 
     epochs: int = Field(default=120, ge=1, le=1_000_000)
-    """Passes over the training images."""
+    """Passes over the training images, or parts of one where `iterations` says so."""
+
+    iterations: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Iterations of an epoch; left out, one pass over the images. Fewer make an epoch of as many images, drawn anew for
+    each: for a cheap probe that keeps the number of epochs and with it every schedule."""
 
     start_epoch: int = Field(default=0, ge=0, le=1_000_000)
     """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76. A
