@@ -188,6 +188,20 @@ def test_variants_change_several_fields_together(tmp_path: Path) -> None:
     assert (usual.train.batch_size, usual.learners[0].optimizer.lr) == (64, 0.1)
 
 
+def test_changes_beside_the_file_come_after_its_own_and_make_another_sweep(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, set={"data.augmentation.crop": 2, "data.augmentation": {"crop": 0}})
+    changes = ["train.epochs=3", "data.augmentation.crop=1", "stages=[]"]
+    changed, usual = load_sweep(path, overrides=changes), load_sweep(path)
+    assert list(changed.options.set.items())[-3:] == [
+        ("train.epochs", 3), ("data.augmentation.crop", 1), ("stages", [])
+    ]  # fmt: skip
+    recipes = [sweep.recipe(sweep.choice(0)) for sweep in (usual, changed)]
+    assert [(recipe.train.epochs, recipe.data.augmentation.crop) for recipe in recipes] == [(2, 0), (3, 1)]
+    assert changed.fingerprint() != usual.fingerprint()
+    (tmp_path / "again.yaml").write_text(changed.to_yaml())
+    assert load_sweep(tmp_path / "again.yaml").fingerprint() == changed.fingerprint(), "what it has done can be redone"
+
+
 def test_a_recipe_beside_the_sweep_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(load_recipe_text("digits-d"))
     sweep = load_sweep(write_sweep(tmp_path, recipe="mine.yaml"))
@@ -289,6 +303,10 @@ def test_a_bad_sweep_costs_one_line_and_nothing_runs(
         ),
         (["sweep", "tiny.yaml", "--storage", "postgresql://me:my@secret@127.0.0.1:1/x"], "must be written as %40"),
         (["sweep", "tiny.yaml", "--show"], "there is no sweep in"),
+        (["sweep", "tiny.yaml", "--set", "train.epochs"], "write it as field.path=value"),
+        (["sweep", "tiny.yaml", "--set", "train.epoch=3"], "train.epoch: unknown field; did you mean 'epochs'?"),
+        (["sweep", "tiny.yaml", "--set", f"{LR}=0.1"], f"{LR} is in `set`, too; leave it out of one"),
+        (["sweep", "tiny.yaml", "--set", "train.seed=[1"], "is not valid YAML"),
     ],
 )
 def test_a_bad_command_costs_one_line(
@@ -365,6 +383,8 @@ def test_a_sweep_from_end_to_end(
     args = ["sweep", "tiny.yaml", "--device", "cpu"]
     code, out, _ = run_main([*args, "--trials", "1"], monkeypatch, capsys)
     assert code == 0 and "1 complete of 4 trials" in out
+    code, _, error = run_main([*args, "--set", "train.epochs=3"], monkeypatch, capsys)
+    assert code == 2 and "another sweep" in error  # the folder is that of trials without the change
     code, out, _ = run_main([*args, "--csv", "found.csv"], monkeypatch, capsys)
     assert code == 0 and "4 complete of 4 trials" in out
     rows = read_rows(tmp_path / "tiny.yaml", tmp_path / "sweeps/tiny")

@@ -79,7 +79,7 @@ def _is_schedule(value: Any) -> bool:
 
 
 def read_override(override: str) -> tuple[str, Any]:
-    """The path and the value of `a.b.0.c=value`; the value is YAML, but one that begins with # is a text, not a comment."""
+    """The path and the value of `a.b.0.c=value`: YAML, but one that begins with # is a text and no comment."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")

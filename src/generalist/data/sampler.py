@@ -26,8 +26,9 @@ def epoch_batches(
     """The batches of one pass over `index` in an order drawn for `epoch`.
 
     `last` says what becomes of an incomplete last batch: `drop` it, `fill` it from the start of the order (all
-    shapes equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each batch ends with round(batch_size * ratio) extra
-    samples; their order goes on from epoch to epoch, so that each is seen once before any is seen again.
+    shapes equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each
+    batch ends with round(batch_size * ratio) extra samples; their order goes on from epoch to epoch, so that each is
+    seen once before any is seen again.
     """
     extras = _extras_per_batch(extra_index, ratio=ratio, batch_size=batch_size)
     labelled = batch_size - extras

@@ -118,8 +118,9 @@ def load_sweep(where: str | Path, *, overrides: Iterable[str] = (), trust_code: 
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise SweepError(f"{where} must be a mapping with the fields recipe, search, method, ...")
     changes = dict(read_override(text) for text in overrides)
-    if changes and isinstance(raw.get("set", {}), dict):
-        raw["set"] = {**raw.get("set", {}), **changes}
+    shared = raw.get("set", {})
+    if changes and isinstance(shared, dict):
+        raw["set"] = {field: shared[field] for field in shared if field not in changes} | changes
     try:
         options = SweepOptions.model_validate({"name": name, **raw})
     except ValidationError as error:
