@@ -81,7 +81,11 @@ PAGES = (
         dataset="mnist",
         threats={"linf:0.3": "linf"},
         published={"generalist-d-nt-linf": "Generalist-D, five runs", "trades": "TRADES, five runs"},
-        groups={"d": "**Generalist-D** (natural + linf)", "trades-6": "one learner, TRADES with beta 6"},
+        groups={
+            "d": "**Generalist-D** (natural + linf)",
+            "trades-6": "one learner, TRADES with beta 6",
+            "trades-6-gaussian": "one learner, TRADES with beta 6 and its authors' start of the attack, not averaged",
+        },
     ),
 )
 
