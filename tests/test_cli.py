@@ -189,10 +189,11 @@ def test_recipes_are_found_by_a_word(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_training_says_how_far_it_is_where_no_terminal_looks_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a minute without a line, and not in between."""
+    """After a minute without a line, and not in between; a long start is not taken for a minute of iterations."""
     now = [100.0]
     monkeypatch.setattr("generalist.console.time.monotonic", lambda: now[0])
     with training_listener("digits-d") as listener:
+        now[0] += 90
         for done in range(1, 301):
             listener.iteration(done, 600)
             now[0] += 0.5

@@ -162,7 +162,9 @@ class _Pulse:
 
     def iteration(self, done: int, total: int) -> None:
         now = time.monotonic()
-        start, began = self.first = self.first or (done, now)
+        if self.first is None:  # what came before, compiling for one, says nothing of the iterations to come
+            self.first, self.told = (done, now), now
+        start, began = self.first
         if now - self.told > SILENCE and done > start:
             left = (now - began) / (done - start) * (total - done)
             _say(f"iteration {done} of {total}, {minutes(left)} left")
