@@ -118,3 +118,19 @@ def test_a_stale_page_is_found_and_made_anew(program: ModuleType, tmp_path: Path
     program.main([str(tmp_path)])
     assert "| [d-0](runs/mnist/d-0.json) | 90.00 |" in (tmp_path / "mnist.md").read_text()
     program.main([str(tmp_path), "--check"])
+
+
+def test_the_picture_has_every_variant_and_says_where_an_attack_is_missing(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = importlib.import_module("plane")
+    group = "d-linf-l2"
+    bounded = [record(group, 0, natural=890, apgd_ce=480, apgd_t=467), record(group, 1, natural=880, aa=460)]
+    label = program.PAGES[0].groups[group]
+    (line,) = [each for each in program.lines_of(program.PAGES[0], bounded) if each.label == label]
+    assert plane.place(line, LINF) == ([89.0, 88.0], [46.7, 46.0])
+    assert not plane.whole(line, LINF) and plane.place(line, "l2:128/255") is None
+    (tmp_path / "runs/headline").mkdir(parents=True)
+    (tmp_path / "runs/headline/a.json").write_text(json.dumps(bounded[0]))
+    plane.main([str(tmp_path), "--out", str(tmp_path / "plane.svg")])
+    assert "Generalist-D (linf + l2)" in (tmp_path / "plane.svg").read_text()

@@ -1,0 +1,119 @@
+"""Where the networks of the headline lie beside the published ones: the first picture of docs/results/cifar10.md.
+
+    python benchmarks/plane.py docs/results --out docs/images/cifar10-plane.svg
+
+Natural accuracy against AutoAttack, linf on the left and l2 on the right; the mean over seeds where there are several,
+with bars of their standard deviation. A line leads from each published variant to ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from results_table import PAGES, Line, bound_of, lines_of, records_of
+
+PAIRS = {
+    "Generalist-D (natural + linf)": ("**`cifar10-resnet18-d`** (natural + linf)", "#0b6e4f"),
+    "Generalist-D (linf + l2)": ("**`cifar10-resnet18-d-linf-l2`**", "#c2570c"),
+    "Generalist-T": ("**`cifar10-resnet18-t`** (natural + linf + l2)", "#4b3f9e"),
+}
+"""The published variants, ours of each, and the colour of both."""
+STAND_IN = {"Generalist-T": "`cifar10-resnet18-t` as it was: gamma 0.7, even shares"}
+"""What is drawn as long as a variant itself has not been measured."""
+OTHERS = {
+    "published: AT": "AT",
+    "published: TRADES with beta 6": "TRADES 6",
+    "published: TRADES with beta 1": "TRADES 1",
+    "one learner, AT against linf 8/255": "one learner",
+    "one learner, against linf 5.75/255 from epoch 120 on": "one learner, 5.75/255",
+    "one learner, against linf 5.25/255 from epoch 120 on": "one learner, 5.25/255",
+    "one learner, TRADES with beta 6": "TRADES 6",
+    "one learner, TRADES with beta 1": "TRADES 1",
+}
+"""What stands beside them in grey, and its words there."""
+GREY = "#6b7280"
+
+
+def place(line: Line, threat: str) -> tuple[list[float], list[float]] | None:
+    """Natural accuracy and AutoAttack of each seed; where that was not run whole, what its attacks have left."""
+    column = f"aa/{threat}"
+    found = [(own["natural"], own.get(column, bound_of(own, column))) for own in line.figures if "natural" in own]
+    both = [(natural, robust) for natural, robust in found if robust is not None]
+    return ([each[0] for each in both], [each[1] for each in both]) if both else None
+
+
+def whole(line: Line, threat: str) -> bool:
+    return all(f"aa/{threat}" in own for own in line.figures)
+
+
+def draw(lines: Sequence[Line], out: Path) -> None:
+    plt.rcParams |= {"svg.hashsalt": "plane", "font.size": 9, "svg.fonttype": "none"}
+    figure, panels = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained")
+    by_label = {line.label: line for line in lines}
+    for axes, (threat, name) in zip(panels, PAGES[0].threats.items(), strict=True):
+        for variant, (own, color) in PAIRS.items():
+            before = by_label[f"published: {variant}"]
+            after = by_label.get(own) or by_label.get(STAND_IN.get(variant, ""))
+            ends = [mark(axes, before, threat, color)]
+            if after is not None:
+                ends.append(mark(axes, after, threat, color, label=variant))
+            if len(ends) == 2 and None not in ends:
+                axes.plot(*zip(*ends, strict=True), color=color, linewidth=1, alpha=0.6)
+        for label, words in OTHERS.items():
+            if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
+                beside: dict[str, Any] = {
+                    "xytext": (-6, -3),
+                    "textcoords": "offset points",
+                    "horizontalalignment": "right",
+                }
+                axes.annotate(words, at, fontsize=7, color=GREY, **beside)
+        axes.set(xlabel="natural accuracy (%)", ylabel=f"AutoAttack, {name} {threat.partition(':')[2]} (%)")
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.2, y=0.14)
+    panels[1].legend(*panels[0].get_legend_handles_labels(), loc="upper left", frameon=False, fontsize=8)
+    figure.savefig(out, metadata={"Date": None})
+    plt.close(figure)
+
+
+def mark(
+    axes: Axes, line: Line, threat: str, color: str, *, size: float = 7, label: str | None = None
+) -> tuple[float, float] | None:
+    """One network; hollow: published; a triangle: not all of AutoAttack was run, so that it may lie lower."""
+    found = place(line, threat)
+    if found is None:
+        return None
+    at = statistics.mean(found[0]), statistics.mean(found[1])
+    bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in found]
+    shape = "o" if whole(line, threat) else "v"
+    fill = color if line.seeds else "white"
+    drawn: dict[str, Any] = {
+        "marker": shape,
+        "markerfacecolor": fill,
+        "markersize": size,
+        "linestyle": "none",
+        "elinewidth": 1,
+    }
+    axes.errorbar(*at, xerr=bars[0], yerr=bars[1], color=color, label=label, **drawn)
+    return at
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the folder with the pages and records")
+    parser.add_argument("--out", type=Path, required=True, help="the picture, an SVG file")
+    options = parser.parse_args(arguments)
+    page = PAGES[0]
+    draw(list(lines_of(page, records_of(options.results / page.records, list(page.groups)))), options.out)
+
+
+if __name__ == "__main__":
+    main()
