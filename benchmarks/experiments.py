@@ -314,7 +314,7 @@ class Experiments(Steps):
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What is kept of an evaluation; of corruptions their means alone."""
+    """What is kept of an evaluation; of corruptions their means alone, of AutoAttack what each part has left, too."""
     summary = json.loads((folder / "summary.json").read_text())
     right = {name: [cell["correct"], cell["total"]] for name, cell in summary["accuracy"].items()}
     whole = summary["samples"] == summary["images"]
@@ -323,6 +323,10 @@ def told(folder: Path) -> dict[str, Any]:
     means, _ = shift_figures([folder])
     if means:
         kept["shifted"] = {name: [cell.value, cell.samples] for name, cell in means.items()}
+    if parts := summary["after_each_part"]:
+        kept["left_after"] = {
+            name: {part: cell["correct"] for part, cell in after.items()} for name, after in parts.items()
+        }
     of = {"subject": summary["subject"], "split": summary["split"], "images": images}
     return {**of, "right": right, "seconds": summary["seconds"], **kept}
 

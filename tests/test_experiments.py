@@ -14,8 +14,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yaml
 
+from generalist import evaluate
 from generalist.core.errors import GeneralistError
 from generalist.core.run import RunDirectory
 from generalist.data.corruptions import COMMON, SEVERITIES
@@ -253,9 +255,10 @@ def test_the_means_over_corruptions_are_figures(program: ModuleType, tmp_path: P
         "subject": "best",
         "split": "digits-test",
         "seconds": {},
+        "after_each_part": {},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
-    assert "shifted" not in program.told(folder)
+    assert not {"shifted", "left_after"} & program.told(folder).keys()
     severities = {str(severity): {"correct": 10 - severity, "total": 10} for severity in SEVERITIES}
     corruptions = {name: {"mean": 0.7, "severities": severities} for name in COMMON}
     shift = {"corruptions": {"source": "", "generated": True, "corruptions": corruptions, "mean": 0.7}}
@@ -382,3 +385,15 @@ def test_who_reads_the_commands_may_leave(tmp_path: Path) -> None:
     assert process.stdout.readline() == "a0\n"
     process.stdout.close()
     assert (process.stderr.read(), process.wait(timeout=60)) == ("", -signal.SIGPIPE)
+
+
+def test_what_each_part_of_autoattack_has_left_is_kept(program: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    evaluate(model, "digits", attacks=["natural", "aa"], threats="linf:0.1", samples=20, out=tmp_path / "evaluation")
+    (folder,) = (path.parent for path in tmp_path.glob("evaluation/**/summary.json"))
+    kept = program.told(folder)
+    left = kept["left_after"]["aa/linf:0.1"]
+    assert list(left) == [f"linf:0.1 {part}" for part in ("apgd-ce", "apgd-t", "fab-t", "square")]
+    counts = list(left.values())
+    assert counts == sorted(counts, reverse=True) and [counts[-1], 20] == kept["right"]["aa/linf:0.1"]
