@@ -76,6 +76,7 @@ COMMANDS = {
     },
     "sweep": {
         "DEFINITION",
+        "--set",
         "--storage",
         "--out",
         "--trials",

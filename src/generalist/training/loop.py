@@ -396,6 +396,5 @@ class Trainer:
 
     def _truncate_metrics(self) -> None:
         """Forget lines that were logged after the checkpoint: their epochs are run again."""
-        if not self.group.first:
-            return
-        self.metrics_bytes = self.directory.cut_metrics(self.metrics_bytes)
+        if self.group.first:
+            self.metrics_bytes = self.directory.cut_metrics(self.metrics_bytes)
