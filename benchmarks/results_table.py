@@ -65,6 +65,8 @@ PAGES = (
             "d": "**`cifar10-resnet18-d`** (natural + linf)",
             "d-6.5": "the same against linf 6.5/255 from epoch 120 on, gamma 0.92",
             "d-6.5-further": "the same, gamma 0.86",
+            "d-frozen": "`cifar10-resnet18-d`, its teacher frozen at epoch 120",
+            "d-frozen-both": "`cifar10-resnet18-d`, both learners taught by that one",
             "d-linf-l2": "**`cifar10-resnet18-d-linf-l2`**",
             "d-linf-l2-wide": "the same with an l2 learner against 224/255, gamma 0.8",
             "t": "**`cifar10-resnet18-t`** (natural + linf + l2)",
