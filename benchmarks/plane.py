@@ -12,7 +12,6 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -70,12 +69,9 @@ def draw(lines: Sequence[Line], out: Path) -> None:
                 axes.plot(*zip(*ends, strict=True), color=color, linewidth=1, alpha=0.6)
         for label, words in OTHERS.items():
             if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
-                beside: dict[str, Any] = {
-                    "xytext": (-6, -3),
-                    "textcoords": "offset points",
-                    "horizontalalignment": "right",
-                }
-                axes.annotate(words, at, fontsize=7, color=GREY, **beside)
+                axes.annotate(
+                    words, at, xytext=(-6, -3), textcoords="offset points", ha="right", fontsize=7, color=GREY
+                )
         axes.set(xlabel="natural accuracy (%)", ylabel=f"AutoAttack, {name} {threat.partition(':')[2]} (%)")
         axes.grid(alpha=0.25)
         axes.margins(x=0.2, y=0.14)
@@ -93,16 +89,19 @@ def mark(
         return None
     at = statistics.mean(found[0]), statistics.mean(found[1])
     bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in found]
-    shape = "o" if whole(line, threat) else "v"
-    fill = color if line.seeds else "white"
-    drawn: dict[str, Any] = {
-        "marker": shape,
-        "markerfacecolor": fill,
-        "markersize": size,
-        "linestyle": "none",
-        "elinewidth": 1,
-    }
-    axes.errorbar(*at, xerr=bars[0], yerr=bars[1], color=color, label=label, **drawn)
+    axes.errorbar(
+        at[0],
+        at[1],
+        xerr=bars[0],
+        yerr=bars[1],
+        color=color,
+        marker="o" if whole(line, threat) else "v",
+        markerfacecolor=color if line.seeds else "white",
+        markersize=size,
+        linestyle="none",
+        elinewidth=1,
+        label=label,
+    )
     return at
 
 

@@ -120,9 +120,7 @@ def test_a_stale_page_is_found_and_made_anew(program: ModuleType, tmp_path: Path
     program.main([str(tmp_path), "--check"])
 
 
-def test_the_picture_has_every_variant_and_says_where_an_attack_is_missing(
-    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_picture_has_every_variant_and_says_where_an_attack_is_missing(program: ModuleType, tmp_path: Path) -> None:
     plane = importlib.import_module("plane")
     group = "d-linf-l2"
     bounded = [record(group, 0, natural=890, apgd_ce=480, apgd_t=467), record(group, 1, natural=880, aa=460)]
