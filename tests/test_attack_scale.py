@@ -23,6 +23,7 @@ RISING = {"fractions": [0, 1], "values": [0, 1]}
 ONE_NORM: list[Any] = [
     *("at", "at-half", "trades", "mart", "fat", "rst", "score", "fast-at", "ar-at", "at-distil", "agr", "part"),
     {"kind": "awp", "around": "trades"},
+    {"kind": "at-distil", "attack_from": "teacher"},
 ]
 SEVERAL_NORMS = ["at-linf-l2", "at-max", "msd", "e-at", "ramp"]
 SCALES = {"none": None, "whole": 1.0, "part": 0.25, "nothing": 0.0}

@@ -16,6 +16,7 @@ from several_norms_helpers import (
     assert_finite_when_probabilities_underflow,
     assert_gradients,
     assert_resumes,
+    bounded_step,
     cross_entropies,
     log_probabilities,
     now,
@@ -119,6 +120,45 @@ def test_logits_as_a_teacher_has_them(taught: Path, tmp_path: Path) -> None:
         return 0.6 * cross_entropies(logits, toy.batch.y).mean() + 0.4 * ((logits - wanted) ** 2).mean()
 
     assert_gradients(toy, loss)
+
+
+@pytest.mark.parametrize("match", ["logits", "probabilities"])
+def test_an_attack_may_lead_away_from_the_teacher(match: str, taught: Path, tmp_path: Path) -> None:
+    """Each image by itself, from what the teacher says of it as it is; not from the label."""
+    objective = {"kind": "at-distil", "teacher": str(taught), "weight": 1, "match": match, "attack_from": "teacher"}
+    toy = Toy(objective, tmp_path)
+    distilled(toy).epoch_start(1)
+    teacher = toy.fresh()
+    teacher.load_state_dict(load_weights(taught / "last.safetensors")[0])
+    teacher.eval()
+    disturb(toy)
+
+    def apart(logits: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(x)
+        if match == "logits":
+            return ((logits - wanted) ** 2).mean()
+        return -(log_probabilities(wanted).exp() * log_probabilities(logits)).sum(1).mean()
+
+    def attack(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        current = x
+        for _ in range(3):
+            at = current.detach().requires_grad_()
+            gradient = torch.autograd.grad(apart(model(at), x), at)[0]
+            current = (x + bounded_step(current - x, gradient, "linf", LINF)).clamp(0, 1)
+        return current
+
+    attacked = one_by_one(toy, attack)
+    assert not torch.equal(attacked, one_by_one(toy, plain_pgd("linf", LINF)))
+    assert_gradients(toy, lambda m: apart(m(attacked), toy.batch.x))
+
+
+def test_an_attack_away_from_the_learner_itself_needs_a_random_start(taught: Path, tmp_path: Path) -> None:
+    with pytest.raises(GeneralistError, match=r"no gradient at the image itself, where attack\.start none"):
+        Toy({**AT, "attack_from": "teacher"}, tmp_path)
+    Toy({**TAUGHT, "teacher": str(taught), "attack_from": "teacher"}, tmp_path / "other")
+    with pytest.raises(GeneralistError, match=r"learners\.0\.objective\.attack_from"):
+        recipe_of({"kind": "nt-distil", "attack_from": "teacher"})
 
 
 BESIDE: dict[str, Any] = {"kind": "at-distil", "teacher": "#natural", "weight": 1, "match": "logits"}

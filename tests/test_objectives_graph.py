@@ -21,6 +21,7 @@ AROUND = [{"kind": "awp", "around": kind} for kind in ("trades", "mart", "fat", 
 OBJECTIVES: list[Any] = [
     *("at", "at-half", "trades", "mart", "fat", "iat", "rst", "score", "fast-at", "awp", "agr", "ar-at", "at-distil"),
     {"kind": "score", "form": "at"},
+    {"kind": "at-distil", "match": "logits", "attack_from": "teacher"},
     *AROUND,
 ]
 DIGITS = [

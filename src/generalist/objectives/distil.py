@@ -65,6 +65,15 @@ class DistillationOptions(ObjectiveOptions):
         return self
 
 
+class AdversarialDistillationOptions(DistillationOptions):
+    """Options of training on a teacher's answers under attack."""
+
+    attack_from: Literal["label", "teacher"] = "label"
+    """What the attack leads away from: the label, by cross-entropy, or the teacher's answer, by the distance that the
+    loss has (Zi et al., 2021). The latter finds what the loss asks for; where the teacher is wrong, it leads away from
+    that as well."""
+
+
 class Distilled(Objective):
     """Base class: keeps the teacher, and asks it."""
 
@@ -116,12 +125,16 @@ class Distilled(Objective):
         torch._foreach_mul_(moves, share.to(olds[0].dtype))
         torch._foreach_add_(olds, moves)
 
+    def distance(self, logits: Tensor, answers: Tensor) -> Tensor:
+        """Of logits from the teacher's answers, the mean over the batch."""
+        like = F.mse_loss if self.match == "logits" else F.cross_entropy
+        return like(logits, answers.to(logits.dtype))
+
     def taught(self, logits: Tensor, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         """What label and teacher ask for, each with its share."""
         weight = progress.scalars["weight"].to(logits.dtype)
         labelled = self.learner.cross_entropy(logits, inputs.batch.y)
-        like = F.mse_loss if self.match == "logits" else F.cross_entropy
-        copied = like(logits, inputs.made["answers"].to(logits.dtype))
+        copied = self.distance(logits, inputs.made["answers"])
         metrics = {"label_loss": labelled.detach(), **accuracy(logits, inputs.batch.y)}
         return (1 - weight) * labelled + weight * copied, metrics
 
@@ -149,8 +162,9 @@ class NaturalDistillation(Distilled):
 
 @OBJECTIVES.register("at-distil")
 class AdversarialDistillation(Distilled):
-    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), weight = 0.5, x' from PGD on CE with the label;
-    with `match: logits` the mean of (z(x') - teacher's z(x))^2 in place of the second.
+    """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), weight = 0.5; with `match: logits` the mean of
+    (z(x') - teacher's z(x))^2 in place of the second. x' is from PGD on CE with the label, or on what the loss has of
+    the teacher (`attack_from: teacher`).
 
     The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher
     (decay 0.999) it works against robust over-fitting. With logits, weight 1 and the natural learner beside it as the
@@ -160,11 +174,23 @@ class AdversarialDistillation(Distilled):
     Costs steps + 1 forward and backward passes, as AT, and a forward pass of the teacher.
     """
 
+    Options: ClassVar[type[ObjectiveOptions]] = AdversarialDistillationOptions
     attacks_each = True
+
+    def __init__(self, options: AdversarialDistillationOptions) -> None:
+        super().__init__(options)
+        self.from_teacher = options.attack_from == "teacher"
+
+    def setup(self, learner: LearnerView) -> None:
+        super().setup(learner)
+        if self.from_teacher and self.source is None:  # which is the learner itself, at first
+            learner.require_random_start()
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         answers = self.answers(batch, progress)
-        return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress), "answers": answers})
+        # A sum over the batch, as an attack's losses are: each image's gradient is its own.
+        away = (lambda logits, _: len(logits) * self.distance(logits, answers)) if self.from_teacher else None
+        return Inputs(batch, {"adversarial": self.learner.adversarial(batch, progress, loss=away), "answers": answers})
 
     def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
         return self.taught(self.learner.forward(inputs.made["adversarial"]), inputs, progress)
