@@ -22,8 +22,8 @@ from generalist.evaluation import suite
 from generalist.evaluation.classifier import AnyPrecision, InBfloat16
 from generalist.evaluation.cpu_network import CpuNetwork
 from generalist.evaluation.crew import Crew, StoppedError, crew_size
-from generalist.evaluation.packing import default_batch_size
-from generalist.evaluation.search import Searched, full_precision, half_precision
+from generalist.evaluation.packing import HEAVY, default_batch_size
+from generalist.evaluation.search import Searched, full_precision, half_precision, operations
 from generalist.models import ModelOptions, build_model
 from generalist.tensors.folding import trace
 
@@ -150,7 +150,7 @@ def test_a_crew_gives_the_verdicts_of_one_thread(tmp_path: Path, monkeypatch: py
     tables = []
     for size, threads in ((1, 1), (2, 2), (3, 3)):
         torch.set_num_threads(threads)
-        monkeypatch.setattr(suite, "crew_size", lambda device, batches, size=size: size)
+        monkeypatch.setattr(suite, "crew_size", lambda device, batches, operations, size=size: size)
         run(model, images, tmp_path / str(size), threats=(LINF, L2))
         tables.append(verdicts(tmp_path / str(size)))
         assert torch.get_num_threads() == threads
@@ -207,6 +207,28 @@ def test_the_size_of_crews_and_batches_follows_from_settings_alone(monkeypatch: 
     assert default_batch_size(torch.device("cuda"), 10, row_by_row=True) == 1024
 
 
+def test_a_large_network_has_smaller_batches_and_two_threads_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large by its operations, which an independent count gives."""
+    x = torch.rand(1, 3, 32, 32)
+    # A ResNet-18's multiply-adds: the stem, four stages of 3x3 convolutions and shortcuts, the classifier.
+    adds, before = 27 * 64 * 1024 + 512 * 10, 64
+    for stage, width in enumerate((64, 128, 256, 512)):
+        pixels = 1024 // 4**stage
+        adds += 9 * pixels * (before * width + 3 * width * width) + (pixels * before * width if stage else 0)
+        before = width
+    large, small = (full_precision(AnyPrecision(network(name)), x) for name in ("resnet18", "wrn-10-1"))
+    assert operations(large, x) == operations(large, x.expand(3, -1, -1, -1)) == 2 * adds
+    assert operations(Searched(network("resnet18"), folded=False), x) == 0
+    assert 0 < operations(small, x) < HEAVY < 2 * adds
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    for work, crew, rows in ((2 * adds, 3, 32), (operations(small, x), 6, 200)):
+        assert crew_size(CPU, batches=50, operations=work) == crew
+        assert default_batch_size(CPU, 500, operations=work) == rows
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert crew_size(CPU, batches=50, operations=2 * adds) == 1
+    assert default_batch_size(torch.device("cuda"), 10_000, operations=2 * adds) == 1024
+
+
 def test_copies_are_left_out_where_a_network_answers_row_by_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -228,7 +250,7 @@ def test_copies_are_left_out_where_a_network_answers_row_by_row(
     monkeypatch.setattr(suite, "full_precision", row_by_row)
     run(model, images, tmp_path / "part", attacks=attacks, batch_size=64)
     assert verdicts(tmp_path / "part") == verdicts(tmp_path / "whole")
-    assert set(seen) == {32, 64}  # a whole batch, and what is left in 32 rows
+    assert set(seen) == {1, 32, 64}  # to count operations; a whole batch; what is left, in 32 rows
 
 
 AUTOATTACK_IN_SHORT = [APGD(steps=20), TargetedAPGD(steps=20), FAB(targets=9, iterations=10), Square(queries=60)]

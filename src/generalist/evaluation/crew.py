@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from generalist.attacks.pgd import Classifier
+from generalist.evaluation.packing import HEAVY
 
 MOST = 8
 """Threads of a crew: beyond, they would wait for the interpreter rather than compute."""
@@ -24,9 +25,16 @@ MOST = 8
 Result = TypeVar("Result")
 
 
-def crew_size(device: torch.device, *, batches: int) -> int:
-    """How many batches to attack at once, of so many that an attack on all samples has."""
-    return max(1, min(torch.get_num_threads(), batches, MOST)) if device.type == "cpu" else 1
+def crew_size(device: torch.device, *, batches: int, operations: float = 0.0) -> int:
+    """How many batches to attack at once, of so many that an attack on all samples has.
+
+    Of a heavy network two threads share one batch: its operations are long enough for that, and two batches beside each
+    other would drive one another's activations out of the caches.
+    """
+    if device.type != "cpu":
+        return 1
+    threads = torch.get_num_threads() // (2 if operations >= HEAVY else 1)
+    return max(1, min(threads, batches, MOST))
 
 
 class StoppedError(Exception):

@@ -24,6 +24,12 @@ activations leave the caches."""
 CPU_SHARE = 0.4
 """Of all samples in a batch, between those limits: where up to 80% survive, two batches hold them, one for each core of
 a small machine. In batches of a fifth, Square takes a third longer on such a machine."""
+HEAVY = 1e8
+"""Operations of a forward pass, for one image, from which on a network is heavy: a ResNet-18 has 1.1e9 on 32x32 pixels,
+a wrn-10-1 2.6e7."""
+HEAVY_ROWS = 32
+"""The rows for such a network on a CPU, in any evaluation: more are no faster, and a step's last batch is mostly
+copies."""
 CUDA_BATCHES = (256, 1024)
 CUDA_SHARE = 0.25
 """The same on a GPU, which needs more rows to be busy, and attacks one batch after the other. Where copies are left
@@ -32,9 +38,11 @@ ROWS = 32
 """Of which a search that may leave out copies takes a multiple: a GPU records its steps for each number anew."""
 
 
-def default_batch_size(device: torch.device, samples: int, *, row_by_row: bool = False) -> int:
+def default_batch_size(device: torch.device, samples: int, *, row_by_row: bool = False, operations: float = 0.0) -> int:
     """Rows of a batch for an evaluation of so many samples in all its shards together."""
     cuda = device.type == "cuda"
+    if not cuda and operations >= HEAVY:
+        return HEAVY_ROWS
     least, most = CUDA_BATCHES if cuda else CPU_BATCHES
     if row_by_row:
         return most

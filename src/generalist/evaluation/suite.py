@@ -36,7 +36,7 @@ from generalist.evaluation.masking import PROBE, model_warnings
 from generalist.evaluation.packing import Feeder, check_images, default_batch_size, pack, rows_for
 from generalist.evaluation.plan import Mode, Plan, Precision, Step, make_plan
 from generalist.evaluation.records import SUMMARY, Header, Recorder, open_records
-from generalist.evaluation.search import Searched, full_precision, half_precision, notes_of
+from generalist.evaluation.search import Searched, full_precision, half_precision, notes_of, operations
 from generalist.evaluation.summary import Evaluation, accuracies, summarise
 from generalist.evaluation.verdicts import Bools, Ints, Verdicts
 
@@ -56,8 +56,9 @@ class SuiteOptions(Options):
 
     batch_size: int | None = None
     """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
-    all samples on the CPU, at least 64 and at most 256, on a GPU 1,024 where every row is computed by itself,
-    else a quarter of the samples, at least 256 and at most 1,024. Never more than there are samples."""
+    all samples on the CPU, at least 64 and at most 256, but 32 for a large network (from 1e8 operations an image);
+    on a GPU 1,024 where every row is computed by itself, else a quarter of the samples, at least 256 and at most
+    1,024. Never more than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
     """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
@@ -190,17 +191,23 @@ class Suite:
         self._check_labels()
         self.searched = self._networks(device)
         alone = all(searched.row_by_row for searched in self.searched.values())
-        default = default_batch_size(device, len(whole), row_by_row=alone and bool(self.searched))
+        row_by_row, work = alone and bool(self.searched), self._work()
+        default = default_batch_size(device, len(whole), row_by_row=row_by_row, operations=work)
         size = min(options.batch_size or default, len(whole))
         self.feeder = Feeder(images, device, dtype, size)
         self.kept = Kept()
-        self.crew_size = crew_size(device, batches=-(-len(whole) // size))
+        self.crew_size = crew_size(device, batches=-(-len(whole) // size), operations=work)
 
     def _networks(self, device: torch.device) -> dict[bool, Searched]:
         """What the steps search on: by whether they do so in bfloat16."""
         makers = {step.half: half_precision if step.half else full_precision for step in self.plan.steps}
         long = device.type == "cuda" and len(self.whole) * len(self.plan.steps) >= COMPILE_FROM
         return {half: make(self.model, self.probe.x, compiled=long) for half, make in makers.items()}
+
+    def _work(self) -> float:
+        """Operations for one image, where the sizes of batches and crews go by them: on a CPU."""
+        networks = self.searched.values() if self.probe.x.device.type == "cpu" else ()
+        return max((operations(searched, self.probe.x[:1]) for searched in networks), default=0.0)
 
     def _check_labels(self) -> None:
         labels = self.images.labels.cpu()[torch.from_numpy(self.whole)]
