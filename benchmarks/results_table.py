@@ -67,6 +67,8 @@ PAGES = (
             "d-6.5-further": "the same, gamma 0.86",
             "d-frozen": "`cifar10-resnet18-d`, its teacher frozen at epoch 120",
             "d-frozen-both": "`cifar10-resnet18-d`, both learners taught by that one",
+            "d-away": "`cifar10-resnet18-d`, attacks that lead away from its teacher from epoch 120 on",
+            "d-awp": "`cifar10-resnet18-d`, within AWP from epoch 120 on",
             "d-linf-l2": "**`cifar10-resnet18-d-linf-l2`**",
             "d-linf-l2-wide": "the same with an l2 learner against 224/255, gamma 0.8",
             "t": "**`cifar10-resnet18-t`** (natural + linf + l2)",
