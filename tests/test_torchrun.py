@@ -104,9 +104,19 @@ def test_a_rank_that_diverges_ends_the_job_with_one_line(tmp_path: Path) -> None
     assert re.fullmatch(r"error: rank 1: learner 'natural': the (loss|weights).*", told.strip())
 
 
-def test_a_failed_job_ends_without_taking_down_its_connections() -> None:
-    program = """
-import atexit, os
+@pytest.mark.parametrize(
+    ("state", "ending", "code", "told"),
+    [
+        ("teller", "raise GeneralistError('lost')", 2, "error: lost\n"),
+        ("joined", "raise GeneralistError('mine')", 2, "error: mine\n"),
+        ("joined", "sys.exit()", 0, ""),
+        ("joined", "sys.exit(3)", 3, ""),
+    ],
+)
+def test_a_rank_ends_without_taking_down_its_connections(state: str, ending: str, code: int, told: str) -> None:
+    """Whether its job has failed or not: the group may live longer than it should."""
+    program = f"""
+import atexit, os, sys
 from generalist.console import clear_endings
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError
@@ -117,12 +127,12 @@ class Connection:
 
 connection = Connection()
 atexit.register(print, "files are closed")
-ranks.telling.teller = True
+ranks.telling.{state} = True
 with clear_endings():
-    raise GeneralistError("lost")
+    {ending}
 """
     ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "files are closed\n", "error: lost\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "files are closed\n", told)
 
 
 @pytest.mark.slow

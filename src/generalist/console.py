@@ -71,11 +71,13 @@ def _complain(problem: object) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process, at once where it belongs to a job that has failed.
+    """End the process, at once where it belongs to a job of several.
 
-    The interpreter would take down connections to ranks that are gone, at which gloo was seen to hang and to abort.
+    The interpreter would take down connections: to ranks that are gone gloo was seen to hang and to abort, and where
+    something keeps a group alive that has ended (PyTorch does, once a dispatch mode was used in it, as torch.compile
+    does), a thread of gloo's may wait for an interpreter that is going down, and abort a rank that has done its work.
     """
-    if ranks.failed():
+    if ranks.failed() or ranks.joined():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -93,6 +95,10 @@ def clear_endings() -> Iterator[None]:
     """The user's mistakes end in one line and their exit code; faults of ours in a traceback and 1."""
     try:
         yield
+    except SystemExit as ending:  # as typer ends every command
+        if ranks.joined() and isinstance(ending.code, int | None):
+            _leave(ending.code or 0)
+        raise
     except GeneralistError as error:
         _complain(error)
         _leave(error.exit_code)

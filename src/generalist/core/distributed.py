@@ -179,6 +179,7 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
         raise GeneralistError(
             f"rank {rank} could not join the other {world - 1} processes: {_first_line(error)}; start with torchrun"
         ) from error
+    telling.joined = True
     return Group(rank, world, device, timeout, direct, store)
 
 

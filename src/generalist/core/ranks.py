@@ -12,6 +12,8 @@ from generalist.core.errors import GeneralistError
 class Telling:
     """Who tells the user of a failure."""
 
+    joined: bool = False
+    """Whether this process has met the others of a job."""
     teller: bool | None = None
     """Whether this process does; None: no group has failed."""
     label: str = ""
@@ -53,6 +55,11 @@ def complains() -> bool:
         return world == 1 or variable("LOCAL_RANK", rank) == 0
     except GeneralistError:
         return True
+
+
+def joined() -> bool:
+    """Whether this process has been part of a job of several: such a one is not taken down by the interpreter."""
+    return telling.joined
 
 
 def failed() -> bool:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from generalist.attacks.accuracy import logits_of
 from generalist.attacks.pgd import Classifier
@@ -47,18 +46,12 @@ class Searched:
     """Why it is the model itself, where that is not as it should be."""
 
 
-@torch.no_grad()
 def operations(searched: Searched, x: Tensor) -> float:
-    """Additions and multiplications of a forward pass for one image, in convolutions and matrix products.
+    """Additions and multiplications of a forward pass for one image of the batch, in convolutions and matrix products.
 
     Of a folded network: nobody knows what a user's model does that is watched while it answers.
     """
-    if not searched.folded:
-        return 0.0
-    with FlopCounterMode(display=False) as counter:
-        searched.network(x)
-    count: int = counter.get_total_flops()
-    return count / len(x)
+    return searched.network.operations(x) / len(x) if isinstance(searched.network, FoldedNetwork) else 0.0
 
 
 def full_precision(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
