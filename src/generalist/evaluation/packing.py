@@ -28,7 +28,7 @@ HEAVY = 1e8
 """Operations of a forward pass, for one image, from which on a network is heavy: a ResNet-18 has 1.1e9 on 32x32 pixels,
 a wrn-10-1 2.6e7."""
 HEAVY_ROWS = 32
-"""The rows for such a network on a CPU, in any evaluation: more are no faster, and a step's last batch is mostly
+"""The rows for such a network on a CPU, in any evaluation: more are no faster, and more of a step's last batch would be
 copies."""
 CUDA_BATCHES = (256, 1024)
 CUDA_SHARE = 0.25
