@@ -136,6 +136,38 @@ with clear_endings():
 
 
 @pytest.mark.slow
+def test_the_ranks_of_a_script_end_well_though_their_group_lives_on(tmp_path: Path) -> None:
+    """A dispatch mode, such as torch.compile has, makes PyTorch keep it. Without time to let go one job in three aborts
+    on a busy machine, which three at once make."""
+    program = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from generalist.core import distributed
+
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+with distributed.start() as group:
+    with Mode():
+        torch.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3))
+    group.check_alike({"this": 1})
+    group.from_first(3)
+"""
+    (tmp_path / "script.py").write_text(program)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for _ in range(3):
+        jobs = [
+            subprocess.Popen(
+                [*launcher, str(tmp_path / "script.py")], env=environment(), stderr=subprocess.PIPE, text=True
+            )
+            for _ in range(3)
+        ]
+        told = [job.communicate(timeout=120)[1] for job in jobs]
+        assert [job.returncode for job in jobs] == [0, 0, 0], told
+
+
+@pytest.mark.slow
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     both = ranks(arguments(tmp_path / "run", "train.parallel.mesh=[2,2]"))
     told = "".join(process.communicate(timeout=120)[1] for process in both)

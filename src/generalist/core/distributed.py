@@ -31,6 +31,10 @@ GRACE = 3.0
 MEETING = 600.0
 """Seconds, at most, in which all ranks must have come; a call may wait for much longer, for one that works."""
 
+LETTING_GO = 0.1
+"""Seconds in which gloo's threads can let go of what was sent last. They need the interpreter for that, and where one
+still waits for it when that goes down, as in a group that lives longer than it should, the process aborts."""
+
 _CAUSE = "cause"
 
 
@@ -140,6 +144,7 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     try:
         yield group
         group.barrier()  # nobody leaves while another still needs an answer
+        time.sleep(LETTING_GO)
     except BaseException as error:
         _decide_who_tells(group, error)
         raise
