@@ -48,6 +48,8 @@ def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, ag
     """Write the next parcel; its pieces."""
     if not (source / "steps.jsonl").is_file() and not (source / "runs").is_dir():
         raise GeneralistError(f"{source} holds no experiments: neither steps.jsonl nor runs")
+    if min(mib, piece_mib) <= 0:
+        raise GeneralistError(f"--mib and --piece-mib are above 0, not {mib:g} and {piece_mib:g}")
     memory = source / MEMORY
     known: dict[str, Any] = json.loads(memory.read_text()) if memory.is_file() else {"parcels": 0, "networks": {}}
     packed: dict[str, int] = {} if again else known["networks"]
@@ -77,7 +79,7 @@ def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, ag
             packed[name] = changed
     number = known["parcels"] + 1
     content = buffer.getvalue()
-    pieces = cut(hashlib.sha256(content).digest() + content, int(piece_mib * MIB))
+    pieces = cut(hashlib.sha256(content).digest() + content, max(1, int(piece_mib * MIB)))
     paths = [into / f"luggage-{number:04d}-{i}-of-{len(pieces)}.part" for i in range(1, len(pieces) + 1)]
     for path, piece in zip(paths, pieces, strict=True):
         write_bytes(path, piece)

@@ -114,6 +114,10 @@ def test_networks_are_packed_once_and_only_as_many_as_there_is_room_for(
 def test_parcels_that_are_not_whole_are_refused(made: tuple[Path, Path], luggage: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(GeneralistError, match="holds no experiments"):
         luggage.pack(tmp_path / "nothing", tmp_path)
+    for wrong in ({"mib": 0}, {"piece_mib": -1}):
+        with pytest.raises(GeneralistError, match="--mib and --piece-mib are above 0"):
+            luggage.pack(made[0], tmp_path / "none", **wrong)
+    assert not (tmp_path / "none").exists()
     with pytest.raises(GeneralistError, match="holds no parcels"):
         luggage.unpack(tmp_path, tmp_path / "new")
     pieces = luggage.pack(made[0], tmp_path / "parcels", piece_mib=0.005)
