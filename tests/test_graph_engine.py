@@ -311,6 +311,26 @@ def test_recording_leaves_no_trace(
         assert (tensor.double() - graph.live_tensors()[name].double()).abs().max() < 1e-10, name
 
 
+def test_awp_is_recorded_again_where_its_warm_up_ends(
+    tmp_path: Path, without_cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = (
+        "train.precision=fp64",
+        "train.batch_size=256",
+        "train.epochs=2",
+        "mixing.redistribution.every=0",
+        "learners.linf.objective={kind: awp, rho: 0.1, warmup: 0.5}",
+    )
+    eager = trainer(tmp_path / "eager", *changes, device="cpu", recipe="digits-d")
+    graph = graph_trainer(tmp_path / "graph", monkeypatch, *changes, recipe="digits-d")
+    for instance in (eager, graph):
+        instance.run()
+    assert isinstance(graph.engine, GraphEngine)
+    assert list(graph.engine.graphs) == [("default, warming up", "default"), ("default", "default")]
+    for name, tensor in eager.live_tensors().items():
+        assert (tensor.double() - graph.live_tensors()[name].double()).abs().max() < 1e-10, name
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_rehearsal_compiles_what_the_attack_runs(
     tmp_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_perturbations_begin_after_the_warm_up(tmp_path: Path) -> None:
         ]
         for toy in toys:
             toy.progress.epoch.fill_(epoch)
+            toy.progress = replace(toy.progress, variant=toy.objective.variant(0, epoch))
         gradients, expected = (toy.gradients()[0] for toy in toys)
         assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True)), epoch
 
@@ -203,3 +205,23 @@ def test_variants_that_are_known_after_setup_only_are_passed_on(tmp_path: Path) 
     learner = {**ROBUST, "objective": {"kind": "awp", "around": {"kind": "e-at", "beside": ["l2:0.3"]}}}
     trainer = train(tiny_recipe([learner], train={"epochs": 1}), tmp_path)
     assert trainer.learners[0].objective.variants == ("linf:0.1", "l2:0.3")
+
+
+def test_variants_of_what_is_wrapped_are_kept_in_the_warm_up(
+    tmp_path: Path, counting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a recording of its own there, and what is inside is asked for its own names alone."""
+    learner = {**counting, "objective": {**counting["objective"], "warmup": 0.5}}
+    trainer = train(tiny_recipe([learner], train={"epochs": 2}), tmp_path)
+    objective, seen = trainer.learners[0].objective, list[str]()
+    assert len(set(objective.variants)) == 4 and objective.variants[:2] == ("one", "two")
+    assert {objective.variant(step, epoch) for step in (0, 1) for epoch in (1, 2)} == set(objective.variants)
+    inner: Counting = objective.inner  # type: ignore[attr-defined]
+    prepare, loss = inner.prepare, inner.loss
+    monkeypatch.setattr(inner, "prepare", lambda batch, now: seen.append(now.variant) or prepare(batch, now))
+    monkeypatch.setattr(inner, "loss", lambda inputs, now: seen.append(now.variant) or loss(inputs, now))
+    batch = trainer.train_images.batch(torch.tensor([0, 1]))
+    batch = replace(batch, x=batch.x.double())
+    for name in objective.variants:
+        objective.gradients(batch, Progress(torch.tensor(1), torch.tensor(1), torch.tensor(0.1), name))
+    assert seen == ["one", "one", "one", "two", "two", "two", "one", "one", "two", "two"]

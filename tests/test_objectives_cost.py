@@ -89,6 +89,18 @@ def test_passes_of_an_iteration(tmp_path: Path, objective: Any, forward: int, im
     assert (found.forward, found.images, found.weights) == (forward, images, weights)
 
 
+def test_an_iteration_of_awp_costs_no_more_in_its_warm_up(tmp_path: Path) -> None:
+    toy = make_toy({"kind": "awp", "warmup": 0.5}, tmp_path)
+    found = dict[str, tuple[float, float, float]]()
+    for name in toy.objective.variants:
+        toy.progress = replace(toy.progress, variant=name)
+        with Passes(len(toy.batch.y)) as counted:
+            toy.gradients()
+        found[name] = counted.forward, counted.images, counted.weights
+    last = toy.objective.learner.epochs
+    assert found == {toy.objective.variant(0, last): (5, 3, 2), toy.objective.variant(0, 1): (4, 3, 1)}
+
+
 def test_passes_of_an_iteration_with_helper_images(tmp_path: Path) -> None:
     train(tiny_recipe([ROBUST]), tmp_path / "teacher").directory.recipe.write_text("{}")
     teacher = {"kind": "hat", "teacher": str(tmp_path / "teacher")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -9,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from generalist.core.options import Fraction, Number
+from generalist.data.sets import Batch
 from generalist.objectives.base import (
     OBJECTIVES,
     Inputs,
@@ -21,6 +23,9 @@ from generalist.objectives.base import (
 from generalist.objectives.geometry import unit
 from generalist.objectives.wrapper import Wrapper, WrapperOptions
 from generalist.tensors.modes import restored
+
+WARMING_UP = ", warming up"
+"""What the variants of the wrapped objective end with in iterations without a perturbation."""
 
 
 class AWPOptions(WrapperOptions):
@@ -37,8 +42,8 @@ class AWPOptions(WrapperOptions):
     and 0.01 with AT. Larger narrows the gap between training and test, and fits less."""
 
     warmup: Fraction = 0
-    """Share of training without a perturbation first, rounded to whole epochs: over-fitting comes late, and perturbed
-    weights learn more slowly."""
+    """Share of training without a perturbation first, rounded to whole epochs: over-fitting comes late, perturbed
+    weights learn more slowly, and up to there an epoch costs what the objective inside costs."""
 
 
 @OBJECTIVES.register("awp")
@@ -61,17 +66,27 @@ class AdversarialWeightPerturbation(Wrapper):
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         self.warmup = learner.epochs_of(self.share)
+        if self.warmup:  # a captured iteration cannot branch, and one of the warm-up is spared the pass of the ascent
+            self.variants = (*self.inner.variants, *(name + WARMING_UP for name in self.inner.variants))
+
+    def variant(self, step: int, epoch: int) -> str:
+        return self.inner.variant(step, epoch) + (WARMING_UP if epoch <= self.warmup else "")
+
+    def prepare(self, batch: Batch, progress: Progress) -> Inputs:
+        return self.inner.prepare(batch, inside(progress))
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
+        warming_up, progress = progress.variant.endswith(WARMING_UP), inside(progress)
+        if warming_up:
+            return self.inner.gradients_of(inputs, progress)
         model = self.learner.model
         with restored([*model.buffers(), *self.inner.state_dict().values()]):
             ascent = self.learner.means(self.inner.gradients_of(inputs, progress)[0])
-        begun = progress.epoch > self.warmup  # a captured iteration cannot branch: before, it adds zeros
         parameters = [parameter.detach() for parameter in model.parameters()]
         with restored([weight for weight in parameters if weight.dim() > 1]):
             for weight, gradient in zip(parameters, ascent, strict=True):
                 if weight.dim() > 1:
-                    weight.add_(perturbation(weight, gradient, rho=self.rho) * begun)
+                    weight.add_(perturbation(weight, gradient, rho=self.rho))
             del ascent
             return self.inner.gradients_of(inputs, progress)
 
@@ -80,6 +95,11 @@ class AdversarialWeightPerturbation(Wrapper):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.inner.load_state_dict(state)
+
+
+def inside(progress: Progress) -> Progress:
+    """For the wrapped objective, which knows its own variants alone."""
+    return replace(progress, variant=progress.variant.removesuffix(WARMING_UP))
 
 
 def perturbation(weight: Tensor, gradient: Tensor, *, rho: float) -> Tensor:
