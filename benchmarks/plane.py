@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from results_table import PAGES, Line, bound_of, lines_of, records_of
+from results_table import PAGES, Figures, Line, bound_of, lines_of, records_of
 
 PAIRS = {
     "Generalist-D (natural + linf)": ("**`cifar10-resnet18-d`** (natural + linf)", "#0b6e4f"),
@@ -43,15 +43,19 @@ GREY = "#6b7280"
 
 
 def place(line: Line, threat: str) -> tuple[list[float], list[float]] | None:
-    """Natural accuracy and AutoAttack of each seed; where that was not run whole, what its attacks have left."""
+    """Natural accuracy and AutoAttack of each seed that has it; where none has, what those of its attacks left that
+    were run."""
     column = f"aa/{threat}"
-    found = [(own["natural"], own.get(column, bound_of(own, column))) for own in line.figures if "natural" in own]
+    robust_of: Callable[[Figures], float | None] = (
+        (lambda own: own.get(column)) if whole(line, threat) else (lambda own: bound_of(own, column))
+    )
+    found = [(own["natural"], robust_of(own)) for own in line.figures if "natural" in own]
     both = [(natural, robust) for natural, robust in found if robust is not None]
     return ([each[0] for each in both], [each[1] for each in both]) if both else None
 
 
 def whole(line: Line, threat: str) -> bool:
-    return all(f"aa/{threat}" in own for own in line.figures)
+    return any(f"aa/{threat}" in own for own in line.figures)
 
 
 def draw(lines: Sequence[Line], out: Path) -> None:

@@ -125,9 +125,13 @@ def test_the_picture_has_every_variant_and_says_where_an_attack_is_missing(progr
     group = "d-linf-l2"
     bounded = [record(group, 0, natural=890, apgd_ce=480, apgd_t=467), record(group, 1, natural=880, aa=460)]
     label = program.PAGES[0].groups[group]
-    (line,) = [each for each in program.lines_of(program.PAGES[0], bounded) if each.label == label]
-    assert plane.place(line, LINF) == ([89.0, 88.0], [46.7, 46.0])
-    assert not plane.whole(line, LINF) and plane.place(line, "l2:128/255") is None
+    two, one = (
+        next(each for each in program.lines_of(program.PAGES[0], records) if each.label == label)
+        for records in (bounded, bounded[:1])
+    )
+    assert plane.place(two, LINF) == ([88.0], [46.0]) and plane.whole(two, LINF), "as the table has it"
+    assert plane.place(one, LINF) == ([89.0], [46.7]) and not plane.whole(one, LINF)
+    assert plane.place(one, "l2:128/255") is None
     (tmp_path / "runs/headline").mkdir(parents=True)
     (tmp_path / "runs/headline/a.json").write_text(json.dumps(bounded[0]))
     plane.main([str(tmp_path), "--out", str(tmp_path / "plane.svg")])
