@@ -298,8 +298,9 @@ class Experiments(Steps):
         if not done and not (validations and self.begun(train)):
             return None
         # Those that were there before the training are of other weights.
-        summaries = sorted(run.path.glob("evaluation/*/summary.json")) if done else []
-        evaluated = [path.parent for path in summaries if path.stat().st_mtime >= run.last.stat().st_mtime]
+        summaries = run.path.glob("evaluation/*/summary.json") if done else []
+        times = sorted((path.stat().st_mtime, path.parent) for path in summaries)  # as they were made
+        evaluated = [folder for time, folder in times if time >= run.last.stat().st_mtime]
         unfinished = {} if done else {"unfinished": {"command": train.command, "epochs": metrics[-1]["epoch"]}}
         return {
             "name": name,

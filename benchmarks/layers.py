@@ -32,12 +32,13 @@ WHOLE = "the whole network"
 
 
 def parts_of(names: Sequence[str], depth: int) -> list[str]:
-    """The parts, by the first words of their tensors' names; of a list of stages each is one."""
+    """The parts, by the first words of their tensors' names; of a list of stages each is one, but a list of single
+    layers (a convolution and its BatchNorm, say) is one as a whole."""
     found = list[str]()
     for name in names:
         words = name.split(".")[:-1]
         numbered = next((i for i, word in enumerate(words) if word.isdecimal()), len(words))
-        part = ".".join(words[: max(depth, 1 + (numbered == 1))])
+        part = ".".join(words[: max(depth, 2 if numbered == 1 and len(words) > 2 else 1)])
         if part not in found:
             found.append(part)
     return found

@@ -57,7 +57,7 @@ def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, ag
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as parcel:
         for path in found(source, SMALL + RESULTS):
             parcel.add(path, arcname=path.relative_to(source).as_posix(), recursive=False)
-        for path in networks(source):
+        for path in sorted(found(source, NETWORKS), key=lambda path: path.stat().st_mtime_ns):  # the oldest first
             name, changed = path.relative_to(source).as_posix(), path.stat().st_mtime_ns
             if packed.get(name) == changed:
                 continue
@@ -66,7 +66,7 @@ def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, ag
                 raise GeneralistError(f"--mib {mib:g}: {name} alone has {len(content) / MIB:.1f} MiB; allow more")
             member = tarfile.TarInfo(name)
             member.mtime = changed / 1e9
-            if content in inside:  # the best epoch was the last
+            if content in inside:  # the best epoch was the last, which has a snapshot, too
                 member.type, member.linkname = tarfile.LNKTYPE, inside[content]
                 parcel.addfile(member)
             elif len(content) <= room:
@@ -92,16 +92,6 @@ def found(source: Path, patterns: Sequence[str]) -> Iterator[Path]:
         yield from sorted(path for path in source.glob(pattern) if path.is_file() and path.name != MEMORY)
 
 
-def networks(source: Path) -> list[Path]:
-    """The oldest first. A snapshot of the last epoch is what the run ends with."""
-    kept = []
-    for run in sorted(source.glob("runs/*")):
-        ends = [path for name in ("last", "model") if (path := run / f"{name}.safetensors").is_file()]
-        last = load_weights(ends[0])[1].get("epoch") if ends else None
-        kept += ends + [path for path in run.glob(SNAPSHOT) if path.parent.name != str(last)]
-    return sorted(kept, key=lambda path: path.stat().st_mtime_ns)
-
-
 def rounded(path: Path) -> bytes:
     """The file of weights in half precision; `about` in it as it is."""
     state, about = load_weights(path)
@@ -122,7 +112,9 @@ def unpack(source: Path, into: Path) -> list[str]:
         whole = b"".join(piece.read_bytes() for piece in pieces)
         digest, content = whole[:DIGEST], whole[DIGEST:]
         if hashlib.sha256(content).digest() != digest:
-            raise GeneralistError(f"parcel {number} in {source} is damaged: pack it --again")
+            raise GeneralistError(
+                f"parcel {number} in {source} is damaged: delete {pieces[0].name} and its others, and pack --again"
+            )
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as parcel:
             for member in parcel:
                 lay_out(parcel, member, into)
@@ -147,7 +139,10 @@ def parcels(source: Path) -> dict[int, list[Path]]:
         raise GeneralistError(f"{source} holds no parcels (luggage-0001-1-of-2.part and so on)")
     for number, length in lengths.items():
         if missing := [str(i) for i in range(1, length + 1) if i not in known[number]]:
-            raise GeneralistError(f"{source}: of parcel {number} piece {', '.join(missing)} is missing")
+            raise GeneralistError(
+                f"{source}: of parcel {number} piece {', '.join(missing)} is missing; without it delete the others, "
+                "and pack --again"
+            )
     return {number: [pieces[i] for i in sorted(pieces)] for number, pieces in sorted(known.items())}
 
 

@@ -533,9 +533,11 @@ def test_runs_that_nothing_is_said_of_are_found_again(
     code, out, err = run_main(words, monkeypatch, capsys)
     assert code == 0 and "is there already" not in out, err
     known = Path("runs/digits-nt/environment.json").read_bytes()
+    written = Path("runs/digits-nt/last.safetensors").stat().st_mtime_ns
     code, out, err = run_main([*words, "--resume"], monkeypatch, capsys)
     assert code == 0 and "runs/digits-nt has finished (epoch 1 of 1): nothing is left to do" in out, err
     assert Path("runs/digits-nt/environment.json").read_bytes() == known
+    assert Path("runs/digits-nt/last.safetensors").stat().st_mtime_ns == written, "what was measured of it still counts"
     code, out, err = run_main(words, monkeypatch, capsys)
     assert code == 0 and "runs/digits-nt is there already: this run is runs/digits-nt-2" in out, err
     code, _, err = run_main([*words, "--resume"], monkeypatch, capsys)

@@ -295,6 +295,28 @@ def test_images_for_statistics_are_augmented_training_images_in_proportion(
     assert len(seen) == 1  # natural images alone need no attack
 
 
+def test_images_for_statistics_are_in_the_learners_own_augmentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"crop": 0, "flip": False}
+    own = {**NATURAL, "augmentation": {"crop": 0, "flip": False, "erase": 1}, "cutout": 2}
+    run, _ = tiny_run(tmp_path / "run", tiny_recipe([ROBUST, own], data={"augmentation": plain}))
+    machine = dial.Dial(dial.learners_of(run), device="cpu", data=TINY_DATA)
+    model = machine.turn([0.5, 0.5], statistics="mixed").model
+    seen: list[list[torch.Tensor]] = []
+    monkeypatch.setattr("generalist.dial.turning.reestimate", lambda network, batches: seen.append([*batches]))
+    machine.reestimated(model, [0.0, 1.0])
+    machine.reestimated(model, [0.5, 0.5])
+    for task, [shared, mine] in {"own": seen[:2], "both": seen[2:]}.items():
+        for before, after in zip(shared, mine, strict=True):
+            blank = ((after == 0) & (before != 0)).all(1).sum((1, 2))
+            first = 0 if task == "own" else 3
+            assert (blank[first:] > 0).all() and blank[first:].max() > 4, "a square, and a rectangle"
+            assert task == "own" or (before[:3] - after[:3]).abs().max() <= 0.1 + 1e-6, "the other learner's are whole"
+            shown = after[first:] != 0
+            assert torch.equal(after[first:][shown], before[first:][shown])
+
+
 def test_statistics_come_from_attacks_as_the_learners_train_on(tmp_path: Path) -> None:
     """Each threat with its own step, the objective's own start, and as much of eps as the attack had come to."""
     both = {"kind": "at-linf-l2", "beside": ["l2:0.3"]}
@@ -354,7 +376,7 @@ def test_a_written_mixture_is_a_weights_file_like_any_other(run: RunDirectory, t
     mixture.save(tmp_path / "mine.safetensors")
     state, about = load_weights(tmp_path / "mine.safetensors")
     header = load_weights(run.model)[1]
-    assert about.keys() - {"mix"} == header.keys()
+    assert about.keys() - {"mix"} == header.keys() - {"updates"}
     assert about["mix"] == {"gamma": mixture.gammas, "statistics": mixture.statistics, "source": "raw"}
     assert all(torch.equal(tensor, mixture.state[name]) for name, tensor in state.items())
     x = torch.linspace(0, 1, 3 * 64).reshape(3, 1, 8, 8)

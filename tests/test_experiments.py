@@ -334,6 +334,7 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None
 def check_record(out: Path) -> None:
     """Every figure is what the run's own files say."""
     record = json.loads((out / "001-d.json").read_text())
+    assert [each["subject"] for each in record["evaluations"][:2]] == ["best", "best"], "as they were made"
     assert record["about"] == "the first" and record["environment"]["seed"] == 0
     assert [step["command"].split()[1] for step in record["steps"]] == ["train", "evaluate", "evaluate"]
     assert {(step["commit"], step["jobs"]) for step in record["steps"]} == {("abc", 2)}, "a later call changes nothing"

@@ -18,7 +18,8 @@ import yaml
 
 from generalist import api
 from generalist.core.errors import GeneralistError
-from generalist.training.artefacts import load_weights
+from generalist.core.run import RunDirectory
+from generalist.training.artefacts import files_of, load_weights
 
 PROGRAMS = Path(__file__).parents[1] / "benchmarks"
 MIB = 1 << 20
@@ -30,7 +31,10 @@ PLAN = {
         "branch": {"like": "d", "from": "d@1#global"},
     },
 }
-PACKED = ["runs/d/last.safetensors", "runs/d/model.safetensors", "runs/d/snapshots/1/global.safetensors"]
+PACKED = [
+    *("runs/d/last.safetensors", "runs/d/model.safetensors"),
+    *("runs/d/snapshots/1/global.safetensors", "runs/d/snapshots/2/global.safetensors"),
+]
 
 
 @pytest.fixture
@@ -101,14 +105,28 @@ def test_networks_are_packed_once_and_only_as_many_as_there_is_room_for(
     size = len(luggage.rounded(work / PACKED[0])) / MIB
     with pytest.raises(GeneralistError, match=r"--mib .*snapshots/1/global\.safetensors alone has"):
         luggage.pack(work, tmp_path / "small", mib=size / 2)
-    for number, packed in enumerate((PACKED[2:], PACKED[:2], []), start=1):
+    for number, packed in enumerate((PACKED[2:3], [*PACKED[:2], PACKED[3]], []), start=1):
         folder = tmp_path / str(number)
         pieces = luggage.pack(work, folder, mib=1.9 * size)
         assert pieces[0].name == f"luggage-{number:04d}-1-of-1.part"
         assert sorted(luggage.unpack(folder, tmp_path / f"{number}-out")) == packed
         assert (tmp_path / f"{number}-out" / "steps.jsonl").is_file()
     luggage.pack(work, tmp_path / "again", again=True)
-    assert len(luggage.unpack(tmp_path / "again", tmp_path / "again-out")) == 3
+    assert len(luggage.unpack(tmp_path / "again", tmp_path / "again-out")) == 4
+
+
+def test_snapshots_are_those_that_there_were(made: tuple[Path, Path], luggage: ModuleType, tmp_path: Path) -> None:
+    """A source without an epoch is the last snapshot; in a training that has not ended its best network may be one."""
+    work, _ = made
+    for ended in (True, False):
+        if not ended:
+            (work / "runs/d/last.safetensors").unlink()
+            shutil.rmtree(work / "runs/d/snapshots/2")
+            shutil.copy(work / "runs/d/snapshots/1/global.safetensors", work / "runs/d/model.safetensors")
+        luggage.pack(work, tmp_path / f"parcels-{ended}", again=True)
+        luggage.unpack(tmp_path / f"parcels-{ended}", tmp_path / f"out-{ended}")
+        run = RunDirectory(tmp_path / f"out-{ended}" / "runs/d")
+        assert files_of(run, None, []) == {"global": run.snapshots / ("2" if ended else "1") / "global.safetensors"}
 
 
 def test_parcels_that_are_not_whole_are_refused(made: tuple[Path, Path], luggage: ModuleType, tmp_path: Path) -> None:
@@ -123,11 +141,17 @@ def test_parcels_that_are_not_whole_are_refused(made: tuple[Path, Path], luggage
     pieces = luggage.pack(made[0], tmp_path / "parcels", piece_mib=0.005)
     content = pieces[1].read_bytes()
     pieces[1].write_bytes(content[:-100])
-    with pytest.raises(GeneralistError, match=r"parcel 1 in .* is damaged"):
+    with pytest.raises(GeneralistError, match=r"parcel 1 in .* is damaged: delete luggage-0001-1-of-"):
         luggage.unpack(tmp_path / "parcels", tmp_path / "new")
     pieces[1].unlink()
-    with pytest.raises(GeneralistError, match="of parcel 1 piece 2 is missing"):
+    with pytest.raises(
+        GeneralistError, match="of parcel 1 piece 2 is missing; without it delete the others, and pack --again"
+    ):
         luggage.unpack(tmp_path / "parcels", tmp_path / "new")
+    for piece in pieces:
+        piece.unlink(missing_ok=True)
+    luggage.pack(made[0], tmp_path / "parcels", again=True)
+    assert sorted(luggage.unpack(tmp_path / "parcels", tmp_path / "new")) == PACKED
 
 
 @pytest.mark.parametrize("name", ["../x.json", "/x.json", "a/x.json", "runs/d/x.py", "logs/../x.log"])

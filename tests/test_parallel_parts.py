@@ -96,6 +96,17 @@ def test_constants_stay_exact_in_shares(tmp_path: Path) -> None:
     assert torch.equal((parts[0].share + parts[1].share).float(), learners[0].flat.vector)
 
 
+def test_shares_are_added_up_in_double_precision(tmp_path: Path) -> None:
+    recipe = tiny_recipe(train={"precision": "fp32"}, mixing={"decay": 0.999, "warmup": False})
+    trainer = make_trainer(recipe, tmp_path)
+    part = GlobalShare(trainer.learners, recipe.mixing, SimpleNamespace(row=0, own=[0]))  # type: ignore[arg-type]
+    part.lead, before = -1, part.share.clone()  # counts are not looked at here
+    part.decay.fill_(0.999)
+    part.update(trainer.learners, torch.tensor([0.84, 0.16], dtype=torch.float64))
+    expected = 0.999 * before + (1 - 0.999) * 0.84 * trainer.learners[0].flat.vector.double()
+    torch.testing.assert_close(part.share, expected, rtol=1e-14, atol=1e-16)
+
+
 def test_a_checkpoint_does_not_round_the_shares(tmp_path: Path) -> None:
     """A run in single precision that goes on from a checkpoint ends where an undisturbed one does, bit for bit."""
     recipe = tiny_recipe(

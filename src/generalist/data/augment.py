@@ -178,6 +178,18 @@ def cut_out(images: Tensor, drawn: dict[str, Tensor], *, side: int) -> Tensor:
     return _blank(images, drawn["cutout_top"], drawn["cutout_left"], rows=side, columns=side)
 
 
+def own_cutout(
+    images: Tensor, index: Tensor, *, side: int, epoch: Key, seed: int, name: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Images with the square of zeros that the learner `name` has of its own, and where it lies."""
+    height, width = images.shape[-2:]
+    options = AugmentOptions(crop=0, flip=False, cutout=side)
+    purpose = f"augment/{name}"
+    drawn = draw(index, height=height, width=width, epoch=epoch, seed=seed, options=options, purpose=purpose)
+    places = {f"own_{name}": value for name, value in drawn.items() if name.startswith("cutout")}
+    return cut_out(images, drawn, side=side), places
+
+
 def erase(images: Tensor, drawn: dict[str, Tensor]) -> Tensor:
     """Images, each with its rectangle of zeros or none."""
     rows, columns = drawn["erase_rows"][:, None], drawn["erase_columns"][:, None]

@@ -19,6 +19,7 @@ from generalist.attacks.pgd_attack import PGD
 from generalist.attacks.threats import Shrunk, Threat, ThreatOptions
 from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.run import GLOBAL, RunDirectory
+from generalist.data.augment import own_cutout
 from generalist.data.options import Splits, load_splits
 from generalist.data.sampler import epoch_batches
 from generalist.data.sets import Batch, Images, iterate
@@ -30,6 +31,7 @@ from generalist.objectives.base import SMALLEST
 from generalist.tensors.batchnorm import reestimate, statistics_names
 from generalist.training.artefacts import SHARE, UPDATES, save_weights
 from generalist.training.environment import choose_device
+from generalist.training.learner_options import LearnerOptions
 from generalist.training.validation import Validation, validation_indices
 from generalist.training.validation_options import ValidationOptions
 from generalist.weights import network_of
@@ -204,16 +206,16 @@ class Dial:
     def reestimated(self, model: nn.Module, gammas: Sequence[float]) -> nn.Module:
         """A copy of `model` with BatchNorm statistics of augmented training images.
 
-        Of each batch a learner's share, in whole images, is what it trains on: natural images, or its own PGD against
-        this very model. For that PGD the statistics come from natural images: mixed ones may fit no network, and
-        attacks against that would be weak.
+        Of each batch a learner's share, in whole images, is what it trains on, in its own augmentation: natural images,
+        or its own PGD against this very model. For that PGD the statistics come from natural images: mixed ones may fit
+        no network, and attacks against that would be weak.
         """
         if not statistics_names(model):
             raise RunError("this network has no BatchNorm statistics to re-estimate: use mixed ones")
         target = copy.deepcopy(model)
         reestimate(target, (batch.x for batch in self._training_batches(target)))
         tasks = [task for task in self._tasks(gammas) if task.share > 0]
-        if all(task.threat is None for task in tasks):
+        if all(task.as_shared for task in tasks):
             return target
         fresh = copy.deepcopy(model)
         reestimate(fresh, (self._attacked(target, batch, tasks) for batch in self._training_batches(model)))
@@ -223,7 +225,9 @@ class Dial:
         tasks = []
         for options, gamma in zip(self.recipe.learners, gammas, strict=True):
             attacks = [(self._grown(threat, attack), attack) for threat, attack in options.attacks()]
-            tasks += [Task(gamma / len(attacks), *each) for each in attacks] or [Task(gamma, None, options.attack)]
+            tasks += [Task(gamma / len(attacks), *each, options) for each in attacks] or [
+                Task(gamma, None, options.attack, options)
+            ]
         return tasks
 
     def _grown(self, threat: ThreatOptions, attack: AttackOptions) -> Threat:
@@ -237,7 +241,7 @@ class Dial:
     def _training_batches(self, model: nn.Module) -> Iterator[Batch]:
         """Augmented images of an epoch that training has not seen."""
         train, (_, _, index) = self.recipe.train, self._validation
-        size, epoch = min(train.batch_size, len(index)), train.epochs + 1
+        size, epoch = min(train.batch_size, len(index)), self._next_epoch
         batches = epoch_batches(index, batch_size=size, seed=train.seed, epoch=epoch, last="drop")
         batches = batches[: math.ceil(REESTIMATION_IMAGES / size)]
         dtype = next(model.parameters()).dtype
@@ -245,11 +249,24 @@ class Dial:
         for batch in iterate(self.splits.train, batches, epoch=epoch, seed=train.seed, options=options):
             yield Batch(batch.x.to(self.device, dtype), batch.y.to(self.device), batch.index.to(self.device))
 
+    @property
+    def _next_epoch(self) -> int:
+        return self.recipe.train.epochs + 1
+
+    def _own_view(self, options: LearnerOptions, x: Tensor, index: Tensor) -> Tensor:
+        """As the learner augments these images in place of, or on top of, what all have in common."""
+        at = {"epoch": self._next_epoch, "seed": self.recipe.train.seed}
+        if options.augmentation is not None:
+            x = self.splits.train.augmented(index.cpu(), **at, options=options.augmentation).x.to(x.device, x.dtype)
+        return own_cutout(x, index, side=options.cutout, **at, name=options.name)[0] if options.cutout else x
+
     def _attacked(self, target: nn.Module, batch: Batch, tasks: Sequence[Task]) -> Tensor:
         counts = portions(len(batch.y), [task.share for task in tasks])
         parts = zip(*(torch.split(tensor, counts) for tensor in (batch.x, batch.y, batch.index)), strict=True)
         made = []
         for task, (x, y, index) in zip(tasks, parts, strict=True):
+            if len(y):
+                x = self._own_view(task.options, x, index)
             if task.threat is not None and len(y):
                 x = pgd(
                     target,
@@ -272,6 +289,13 @@ class Task:
     share: float
     threat: Threat | None
     attack: AttackOptions
+    options: LearnerOptions
+    """Of the learner that sees them."""
+
+    @property
+    def as_shared(self) -> bool:
+        """Whether nothing is done to what all learners have in common."""
+        return self.threat is None and self.options.augmentation is None and not self.options.cutout
 
 
 def portions(count: int, shares: Sequence[float]) -> list[int]:

@@ -76,9 +76,20 @@ def save_snapshot(
             save_weights(
                 folder / f"{learner.name}{PART}.safetensors", state, {**about, SHARE: float(part.share)}, half=half
             )
+    save_global(folder / f"{GLOBAL}.safetensors", learners, global_learner, about, half=half)
+
+
+def save_global(
+    path: Path,
+    learners: Sequence[Learner],
+    global_learner: GlobalLearner,
+    about: dict[str, Any],
+    *,
+    half: bool = False,
+) -> None:
+    """The global learner, with the number of its updates, from which another run's that starts from it goes on."""
     state = learners[0].flat.state_dict(global_learner.vector, global_learner.counters)
-    counted = {**about, UPDATES: int(global_learner.count.item())}
-    save_weights(folder / f"{GLOBAL}.safetensors", state, counted, half=half)
+    save_weights(path, state, {**about, UPDATES: int(global_learner.count.item())}, half=half)
 
 
 def split_run_name(text: str) -> tuple[RunDirectory, int | None]:

@@ -88,4 +88,4 @@ class GlobalShare(GlobalLearner):
 def _add(share: Tensor, sources: Sequence[Tensor], kept: Tensor, weights: Sequence[Tensor]) -> None:
     share.mul_(kept)
     for source, weight in zip(sources, weights, strict=True):
-        share.add_(source * weight)
+        share.add_(source.double() * weight)

@@ -206,18 +206,21 @@ class GraphEngine(EagerEngine):
         batch = images.batch(self.index)
         x = batch.x.to(self.dtype).contiguous(memory_format=self.layout)
         with ThreadPoolExecutor(max_workers=1) as worker:
-            kernels = worker.submit(self._attack_once, attacked[0], x)
+            kernels = worker.submit(self._attack_once, attacked[0], x, torch.cuda.current_stream(self.device))
             view = self.own[0].view
             self.own[0].begin()
             loss = view.cross_entropy(view.forward(x), batch.y)
             torch.autograd.grad(loss, list(view.model.parameters()), allow_unused=True)
             kernels.result()
 
-    def _attack_once(self, view: LearnerView, x: Tensor) -> None:
-        """In the attack's own precision: a thread begins without autocast, and another one would be compiled again."""
+    def _attack_once(self, view: LearnerView, x: Tensor, before: torch.cuda.Stream) -> None:
+        """In the attack's own precision: a thread begins without autocast, and another one would be compiled again.
+        `before` has made `x`, and comes after replays that may still read the network which is refreshed here."""
         network = view.constant
         assert network is not None
-        with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream(self.device)):  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(before)
+        with torch.cuda.device(self.device), torch.cuda.stream(stream):
             network.refresh()
             with computing_in(view.autocast, self.device):
                 input_gradient(network, x, torch.zeros(len(x)), lambda logits, _: logits.sum())

@@ -13,7 +13,7 @@ from generalist.attacks.threats import Threat
 from generalist.core.compiling import compiled, ready
 from generalist.core.errors import GeneralistError
 from generalist.core.schedule import Schedule
-from generalist.data.augment import AugmentOptions, cut_out, draw
+from generalist.data.augment import own_cutout
 from generalist.data.sets import Batch, Images
 from generalist.objectives.base import SCALE, LearnerView, Metrics, Objective, Progress
 from generalist.tensors.batchnorm import tracked
@@ -147,22 +147,11 @@ class Learner:
             shared, options = batch.x, self.options.augmentation
             batch = self._augment(batch.index, epoch=progress.epoch, seed=self.seed, options=options)
             batch = replace(batch, x=torch.empty_like(shared).copy_(batch.x))  # in the networks' type and layout
-        side = self.options.cutout
-        if not side:
+        if not self.options.cutout:
             return batch
-        height, width = batch.x.shape[-2:]
-        options = AugmentOptions(crop=0, flip=False, cutout=side)
-        drawn = draw(
-            batch.index,
-            height=height,
-            width=width,
-            epoch=progress.epoch,
-            seed=self.seed,
-            options=options,
-            purpose=f"augment/{self.name}",
-        )
-        own = {f"own_{name}": value for name, value in drawn.items() if name.startswith("cutout")}
-        return replace(batch, x=cut_out(batch.x, drawn, side=side), augmentation={**batch.augmentation, **own})
+        side, epoch = self.options.cutout, progress.epoch
+        x, places = own_cutout(batch.x, batch.index, side=side, epoch=epoch, seed=self.seed, name=self.name)
+        return replace(batch, x=x, augmentation={**batch.augmentation, **places})
 
     @property
     def attacks(self) -> bool:

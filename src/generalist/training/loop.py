@@ -22,7 +22,7 @@ from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.tensors.state import restore, under
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import load_weights, save_snapshot, save_weights, start_from, unseen, weights_of
+from generalist.training.artefacts import load_weights, save_global, save_snapshot, start_from, unseen, weights_of
 from generalist.training.build import build_engine, build_learners, with_extra
 from generalist.training.engine import diverged
 from generalist.training.global_learner import GlobalLearner
@@ -151,10 +151,11 @@ class Trainer:
             nullcontext(request) if request else stop_requests(patient=self.group.world > 1) as request,
             torch.random.fork_rng(devices),
         ):
-            self._saved_at = time.monotonic()
+            self._saved_at, before = time.monotonic(), self.step
             while self.step < self.job.train.epochs * self.steps_per_epoch:
                 self._epoch(self.step // self.steps_per_epoch + 1, request)
-        self._save_model(self.directory.last, epoch=self.job.train.epochs)
+        if self.step > before or not self.directory.last.is_file():  # else what was measured would seem to be older
+            self._save_model(self.directory.last, epoch=self.job.train.epochs)
 
     def _epoch(self, epoch: int, request: StopRequest) -> None:
         train, redistribution = self.job.train, self.job.redistribution()
@@ -307,10 +308,8 @@ class Trainer:
         }
 
     def _save_model(self, path: Path, *, epoch: int, best: bool = False) -> None:
-        if not self.group.first:
-            return
-        state = self.learners[0].flat.state_dict(self.global_learner.vector, self.global_learner.counters)
-        save_weights(path, state, self._about(epoch, best=best))
+        if self.group.first:
+            save_global(path, self.learners, self.global_learner, self._about(epoch, best=best))
 
     def _snapshot(self, epoch: int) -> None:
         if not self.group.first:
