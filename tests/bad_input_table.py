@@ -181,6 +181,9 @@ ROWS = [
     written("binary garbage", bytes(range(256)) * 8, "bad.yaml cannot be read as text"),
     written("an unfinished quote", "data: 'digits", "not valid YAML"),
     written("2 MiB", "#" * (2 << 20), "larger than 1048576 bytes"),
+    written(
+        "learners misspelt", "data: {name: digits}\nlerners: []\n", "lerners: unknown field; did you mean 'learners'?"
+    ),
     written("learners missing", "data: {name: digits}\nmodel: {name: small}\n", "learners: required, but missing"),
     called("an unknown recipe", "train", "digits-x", says="unknown recipe 'digits-x'; did you mean 'digits-"),
     called(
@@ -427,6 +430,9 @@ ROWS = [
         *("sweep", "tiny.yaml", "--svg", "base.yaml/x.svg"),
         says="cannot write base.yaml",
         prepare=a_sweep,
+    ),
+    called(
+        "a sweep into a run", "sweep", "tiny.yaml", "--out", "run", says="run is a run", prepare=a_sweep, needs_run=True
     ),
     called("a sweep beside the list of them", "sweep", "tiny.yaml", "--list", says="leave 'tiny.yaml' out"),
     called(

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from evaluation_helpers import lines, verdicts, without_times
 from test_cli import run_main
 
 from generalist import evaluate, train
 from generalist.console_evaluation import _show_shift, across_threats, evaluation_listener
+from generalist.core.errors import DataError
 from generalist.core.run import RunDirectory
 from generalist.evaluation.suite import Moment
 
@@ -80,6 +82,16 @@ def test_other_images_than_the_run_knew_are_told(run: RunDirectory, tmp_path: Pa
         found = evaluate(subject, data, attacks="natural", samples=20, out=tmp_path / str(i))
         told.append(sum("not the test images" in text for text in found.summary["warnings"]))
     assert told == [0, 1, 0]
+
+
+def test_images_of_another_size_are_told_and_of_other_channels_refused(run: RunDirectory) -> None:
+    labels = torch.arange(20) % 10
+    for size, told in ((8, 0), (12, 1)):
+        found = evaluate(run, (torch.rand(20, 1, size, size), labels), attacks="natural")
+        said = "these images are 12x12, and the network was trained on 8x8"
+        assert sum(text == said for text in found.summary["warnings"]) == told
+    with pytest.raises(DataError, match="its images have 3 channels, those of the training 1"):
+        evaluate(run, (torch.rand(20, 3, 8, 8), labels), attacks="natural")
 
 
 def test_several_networks_of_a_run_in_one_call(

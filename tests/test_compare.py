@@ -188,11 +188,12 @@ def test_runs_are_told_apart_and_have_a_name(tmp_path: Path, monkeypatch: pytest
 def test_the_number_of_images_is_shown_and_how_far_intervals_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {"a": {"natural": (450, 500)}, "b": {"aa/linf:0.18": (50, 100)}}
+    figures = {"a": {"natural": (450, 500)}, "b": {"aa/linf:0.18": (10, 100)}}
     run = write_run(tmp_path / "run", "digits-at", **figures)
-    low, high = Accuracy(50, 100).interval
+    low, high = Accuracy(10, 100).interval
+    assert high - 0.1 > 0.1 - low, "farther up than down"
     code, out, _ = run_main(["compare", str(run)], monkeypatch, capsys)
-    assert code == 0 and "100 to 500" in out and f"reach up to {50 * (high - low):.1f} points" in out
+    assert code == 0 and "100 to 500" in out and f"reach up to {100 * (high - 0.1):.1f} points up or down" in out
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_wheel_works_outside_the_tree(outside: Path, tmp_path: Path) -> None
 def test_the_command_is_an_entry_point(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-    assert "generalist = generalist.cli:main" in archive.read(name).decode()
+    assert "generalist = generalist.__main__:main" in archive.read(name).decode()
 
 
 # -- the rules of the house ------------------------------------------------------------------------------------------

@@ -343,6 +343,38 @@ def test_a_full_disk_is_a_clear_error_and_leaves_earlier_checkpoints(
     assert_same_run(trainer, train(plain(), tmp_path / "whole"))
 
 
+def test_a_disk_that_fills_up_within_a_checkpoint_is_a_clear_error_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch then closes its file, which cannot be, and raises an error of its own."""
+    trainer = make_trainer(plain(), tmp_path)
+    trainer.checkpoint()
+    before = checkpoints.load_newest(trainer.directory, warn=pytest.fail)
+    trainer.step += 1
+    save = torch.save
+
+    class Full:
+        def __init__(self, stream: Any) -> None:
+            self.stream, self.left = stream, 2000
+
+        def write(self, content: Any) -> int:
+            self.left -= len(content)
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return int(self.stream.write(content))
+
+        def flush(self) -> None:
+            self.stream.flush()
+
+    monkeypatch.setattr(torch, "save", lambda content, stream: save(content, Full(stream)))
+    with pytest.raises(RunError, match=r"no space left .* start again") as raised:
+        trainer.checkpoint()
+    assert isinstance(raised.value.__cause__, RuntimeError), "as PyTorch hides it"
+    monkeypatch.undo()
+    after = checkpoints.load_newest(trainer.directory, warn=pytest.fail)
+    assert before is not None and after is not None and after.values == before.values
+
+
 def test_the_lock_refuses_a_second_process(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     with run.lock(), pytest.raises(RunError, match="in use"), run.lock():

@@ -19,7 +19,7 @@ from generalist.core.run import RunDirectory
 from generalist.data.options import load_splits
 from generalist.recipe import load_recipe
 from generalist.stage_plans import Plan
-from generalist.training.artefacts import artefact_file, load_weights
+from generalist.training.artefacts import artefact_file, files_of, load_weights
 from generalist.training.loop import Listener
 
 RECIPE: dict[str, Any] = {
@@ -457,6 +457,16 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
     ends = [load_weights(run.last)[0] for run in runs]
     assert all(torch.equal(tensor, end[name]) for end in ends[1:] for name, tensor in ends[0].items())
     assert [len(run.read_metrics()) for run in runs] == [4, 2, 2]
+
+
+def test_a_snapshot_that_has_lost_a_learner_is_refused(tmp_path: Path) -> None:
+    run = train({**RECIPE, "stages": []}, overrides=["train.epochs=2"], out=tmp_path / "run", device="cpu")
+    lost, names = run.snapshots / "2" / "natural.safetensors", ["linf", "natural", "of another recipe"]
+    assert files_of(run, None, names).keys() == {"global", "linf", "natural"}
+    lost.unlink()
+    with pytest.raises(RunError, match=r"2/natural.safetensors is gone: put it back, or .*run@2#global"):
+        files_of(run, None, names)
+    assert files_of(run, 2, ["linf"]).keys() == {"global", "linf"}
 
 
 def test_a_variant_with_more_learners_branches_off_one_with_fewer(tmp_path: Path) -> None:

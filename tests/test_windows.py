@@ -60,9 +60,9 @@ BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("case", BODIES)
 def test_boxes_hold_all_that_changes_and_little_more(case: str, size: tuple[int, int], side: int) -> None:
     height, width = size
+    torch.manual_seed(0)  # in some networks a change of one pixel is lost on its way
     network = fuse(disturbed(Net(BODIES[case])), torch.float64, shape=(3, height, width), triton=False)
     found = boxes(network.plan.steps, network.shapes, side)
-    torch.manual_seed(0)
     x = torch.rand(4, 3, height, width, dtype=torch.float64)
     before = network.values(x)
     most = [(0, 0) for _ in found]

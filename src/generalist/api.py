@@ -15,7 +15,7 @@ from generalist.attacks.autoattack import AutoAttack
 from generalist.attacks.base import Attack
 from generalist.attacks.threats import ThreatOptions, parse_threat
 from generalist.core import distributed
-from generalist.core.errors import GeneralistError, RunError
+from generalist.core.errors import DataError, GeneralistError, RunError
 from generalist.core.run import RunDirectory
 from generalist.data.evaluated import Source, images_of, own_images
 from generalist.data.sets import Images
@@ -165,11 +165,13 @@ def evaluate(
     subject, network = _subject(model, which, device, trust_code=trust_code)
     source = _source_of(model, which, home, data=data, root=root, trust_code=trust_code)
     images = source.images
+    about = {} if isinstance(model, nn.Module) else load_weights(weights_file(_path_of(model), which))[1]
+    _check_channels(about, images)
     check_classifier(network, images, device_of(network))
     shift = fit_shift(images, shift)
     index = _subset(len(images), samples, usual, seed)
     assumed = threats is None and home is None and not usual.threats and bool(plan.columns)
-    warnings = _warnings(model, source, own=data is None, assumed=assumed)
+    warnings = _warnings(model, about, source, own=data is None, assumed=assumed)
     place = Place(Path(out), subject, source.split, resume=resume) if out is not None else None
     found = evaluate_model(
         network,
@@ -239,13 +241,12 @@ def _path_of(run: RunLike) -> Path:
         ) from None
 
 
-def _unfinished(path: Path) -> tuple[str, ...]:
+def _unfinished(path: Path, about: dict[str, Any]) -> tuple[str, ...]:
     """What is to be said of a run that has not come to its end."""
     run = RunDirectory(path)
     if not run.exists() or run.last.is_file():
         return ()
-    done = [record["epoch"] for record in run.read_metrics()]
-    return (f"measured before the run had come to its end: its network after {max(done, default=0)} epochs",)
+    return (f"measured before the run had come to its end: its network of epoch {about.get('epoch')}",)
 
 
 def _changed(path: Path, images: Images) -> tuple[str, ...]:
@@ -337,21 +338,36 @@ def _source_of(
     return own_images(home.data if home is not None else None, trust_code=trust_code)
 
 
-def _warnings(model: nn.Module | RunLike, source: Source, *, own: bool, assumed: bool) -> tuple[str, ...]:
+def _check_channels(about: dict[str, Any], images: Images) -> None:
+    known = _shape_in(about)
+    if known and known[0] != images.shape[0]:
+        raise DataError(f"{images.name}: its images have {images.shape[0]} channels, those of the training {known[0]}")
+
+
+def _shape_in(about: dict[str, Any]) -> list[int] | None:
+    """Channels, height and width of the images that weights were trained on, where their header says it."""
+    shape = about.get("shape")
+    return shape if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) for n in shape) else None
+
+
+def _warnings(
+    model: nn.Module | RunLike, about: dict[str, Any], source: Source, *, own: bool, assumed: bool
+) -> tuple[str, ...]:
     """What is to be said of the images, of threats that are `assumed`, and of a run, if the images are its `own`."""
     found = source.warnings
     if assumed:
         found = (*found, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
     if isinstance(model, nn.Module):
         return found
-    path = _path_of(model)
-    return (*found, *_unfinished(path), *(_changed(path, source.images) if own else ()))
+    path, known, size = _path_of(model), _shape_in(about), tuple(source.images.shape[1:])
+    if known and size != tuple(known[1:]):
+        found = (*found, f"these images are {size[0]}x{size[1]}, and the network was trained on {known[1]}x{known[2]}")
+    return (*found, *_unfinished(path, about), *(_changed(path, source.images) if own else ()))
 
 
 def _size_of(model: nn.Module | RunLike, which: str) -> int | None:
     """Height and width of the images that the weights were trained on; None where nothing says it."""
     if isinstance(model, nn.Module):
         return None
-    shape = load_weights(weights_file(_path_of(model), which))[1].get("shape")
-    sides = shape[1:] if isinstance(shape, list) else []
-    return sides[0] if len(sides) == 2 and sides[0] == sides[1] and isinstance(sides[0], int) else None
+    shape = _shape_in(load_weights(weights_file(_path_of(model), which))[1])
+    return shape[1] if shape and shape[1] == shape[2] else None

@@ -18,7 +18,7 @@ from generalist.cli_export import export
 from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
-from generalist.console import clear_endings, console, print_version, show_run, training_listener
+from generalist.console import clear_endings, console, importing, print_version, show_run, training_listener
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.core.plain_yaml import load_yaml
@@ -95,7 +95,8 @@ def train(
 
     Example: generalist train digits-t --set train.epochs=20 --out runs/mine
     """
-    from generalist import api
+    with importing():
+        from generalist import api
 
     with training_listener(recipe) as listener:
         run = api.train(

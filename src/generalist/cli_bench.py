@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from generalist.console import console, errors, print_version, width_of
+from generalist.console import console, errors, importing, print_version, width_of
 from generalist.core.errors import GeneralistError
 from generalist.core.files import write_json
 
@@ -59,8 +59,9 @@ def train(
 
     Example: generalist bench train --recipe digits-d --device cpu --json -
     """
-    from generalist.bench.table import heading, table
-    from generalist.bench.train import bench_train
+    with importing():
+        from generalist.bench.table import heading, table
+        from generalist.bench.train import bench_train
 
     shown = _listener(json_file)
     report = bench_train(
@@ -107,7 +108,8 @@ def evaluate(
 
     Example: generalist bench evaluate RUN --data cifar10 --threat linf:8/255 --samples 1000
     """
-    from generalist.bench.evaluate import bench_evaluate, lines, load_case
+    with importing():
+        from generalist.bench.evaluate import bench_evaluate, lines, load_case
 
     shown = _listener(json_file)
     case = load_case(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from generalist.console import print_version
+from generalist.console import importing, print_version
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError, InterruptedRunError
 from generalist.core.run import RunDirectory
@@ -171,8 +171,9 @@ def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, A
 
 
 def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    from generalist import api
-    from generalist.console_evaluation import evaluation_listener
+    with importing():
+        from generalist import api
+        from generalist.console_evaluation import evaluation_listener
 
     if quiet:
         return api.evaluate(subject, **arguments).summary
@@ -182,9 +183,10 @@ def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
 
 def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Rank i evaluates part i of the samples; when all are done, the first joins them into one summary."""
-    from generalist.core import distributed
-    from generalist.evaluation.directory import merge
-    from generalist.training.environment import choose_device
+    with importing():
+        from generalist.core import distributed
+        from generalist.evaluation.directory import merge
+        from generalist.training.environment import choose_device
 
     if arguments["shards"] != "1/1":
         raise GeneralistError("torchrun's processes share the samples by themselves: leave --shards out")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from generalist.console import console, print_version
+from generalist.console import console, importing, print_version
 from generalist.core.errors import GeneralistError
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
@@ -31,7 +31,8 @@ def export(
 
     Example: generalist export runs/digits-t --to onnx --out digits.onnx
     """
-    from generalist.export import export_model
+    with importing():
+        from generalist.export import export_model
 
     if model is not None and subject.is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")

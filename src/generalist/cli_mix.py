@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from generalist.console import print_version
+from generalist.console import importing, print_version
 from generalist.core.errors import GeneralistError
 from generalist.core.options import parse_number
 from generalist.core.run import RunDirectory
@@ -66,7 +66,8 @@ def mix(
 
     Example: generalist mix runs/digits-d --gamma 0.8
     """
-    from generalist import dial
+    with importing():
+        from generalist import dial
 
     if (gamma is None) == (curve is None):
         raise GeneralistError("say --gamma for one model, or --curve for many: one of the two")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from generalist.console import console, print_version, training_listener
+from generalist.console import console, importing, print_version, training_listener
 from generalist.core import ranks
 from generalist.core.errors import SweepError
 from generalist.core.files import check_target, write_text
+from generalist.core.run import RunDirectory
 
 if TYPE_CHECKING:
     from generalist.sweep.storage import Shared
@@ -58,12 +59,13 @@ def sweep(
 
     Example: generalist sweep digits-gamma-end --out sweeps/gamma
     """
-    from generalist.console_sweep import list_sweeps
-    from generalist.sweep.definition import load_sweep
-    from generalist.sweep.storage import choose_place, open_shared
-    from generalist.sweep.worker import Limits, run_sweep
-    from generalist.sweep_plots import check_drawable
-    from generalist.training.environment import choose_device
+    with importing():
+        from generalist.console_sweep import list_sweeps
+        from generalist.sweep.definition import load_sweep
+        from generalist.sweep.storage import choose_place, open_shared
+        from generalist.sweep.worker import Limits, run_sweep
+        from generalist.sweep_plots import check_drawable
+        from generalist.training.environment import choose_device
 
     if shipped:
         if definition is not None:
@@ -82,6 +84,8 @@ def sweep(
         )
     read = load_sweep(definition, overrides=changes or (), trust_code=trust_code)
     folder = out or Path("sweeps") / read.name
+    if RunDirectory(folder).exists():
+        raise SweepError(f"{folder} is a run, and a sweep wants a folder of its own: choose another --out")
     place = choose_place(storage, folder)
     if svg is not None:
         check_drawable(read)

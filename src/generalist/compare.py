@@ -245,8 +245,8 @@ class Comparison:
         ]
         said = []
         if ours:
-            widest = max(((cell.high or 0.0) - (cell.low or 0.0)) / 2 for cell in ours)
-            said.append(f"95% intervals reach up to {100 * widest:.1f} points to either side; --format csv has them")
+            farthest = max(max((cell.high or 0.0) - cell.value, cell.value - (cell.low or 0.0)) for cell in ours)
+            said.append(f"95% intervals reach up to {100 * farthest:.1f} points up or down; --format csv has them")
         said += self.cautions()
         if any(row.details for row in self.rows):
             said.append(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,9 @@ PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a
 
 SILENCE = 60.0
 """Seconds without a line, after which training says how far it is where no terminal shows a bar."""
+
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C has ended, as typer and shells have it."""
 
 CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -99,6 +104,8 @@ def clear_endings() -> Iterator[None]:
         if ranks.joined() and isinstance(ending.code, int | None):
             _leave(ending.code or 0)
         raise
+    except KeyboardInterrupt:  # before typer listens, as it does for its commands
+        _leave(INTERRUPTED)
     except GeneralistError as error:
         _complain(error)
         _leave(error.exit_code)
@@ -115,6 +122,21 @@ def clear_endings() -> Iterator[None]:
         errors.print_exception()
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
         _leave(1)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports that take seconds: Ctrl-C ends the process there and then, as nothing has begun yet. Answered by
+    an exception it would leave modules half made, whose own errors would follow."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as nohup wants
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def print_version(wanted: bool) -> None:

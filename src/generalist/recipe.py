@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from generalist.attacks.threats import ThreatOptions
 from generalist.core.errors import RecipeError
-from generalist.core.options import Number, Options
+from generalist.core.options import Number, Options, foremost
 from generalist.core.plain_yaml import apply_change, dump_yaml, load_yaml, merge, set_field
 from generalist.core.run import RunDirectory
 from generalist.core.schedule import whole_epochs
@@ -197,7 +197,7 @@ def parse(raw: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
     try:
         return Recipe.model_validate(dict(raw), context={"trust_code": trust_code})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = foremost(error)
         raise RecipeError(*_explain(first["loc"], first)) from None
     except (RecursionError, OverflowError) as error:
         raise RecipeError("", f"nested too deeply, or a number too large: {error}") from None

@@ -23,13 +23,23 @@ def clear_write_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, a missing permission and their like into one clear line."""
     try:
         yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
+    except (OSError, RuntimeError) as error:
+        reason = _of_the_system(error)
+        if reason is None:
+            raise
+        if reason.errno in _NO_SPACE:
             raise RunError(
                 f"no space left to write {path}: free some and start again (train and evaluate go on with --resume); "
                 "earlier files are whole"
             ) from error
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+        raise RunError(f"cannot write {path}: {reason.strerror or reason}") from error
+
+
+def _of_the_system(error: BaseException | None) -> OSError | None:
+    """The error of the system that is behind it: PyTorch, which closes its file after that, raises one of its own."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
 
 
 @contextlib.contextmanager

@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction as Ratio
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _FRACTION = re.compile(r"\s*[-+]?(\d{1,9}\.?|\d{0,9}\.\d{1,9})\s*/\s*\d{1,9}\s*")
 
@@ -29,9 +32,19 @@ class Options(BaseModel):
     )
 
 
+def foremost(error: ValidationError) -> ErrorDetails:
+    """The first complaint; of a missing field rather that of an unknown one beside it, which may be a typo."""
+    first, *others = error.errors()
+    if first["type"] == "missing":
+        for other in others:
+            if other["type"] == "extra_forbidden" and other["loc"][:-1] == first["loc"][:-1]:
+                return other
+    return first
+
+
 def first_problem(error: ValidationError) -> str:
     """What is wrong first of all, in one line: `field.within: message`."""
-    problem = error.errors()[0]
+    problem = foremost(error)
     place = ".".join(str(part)[:60] for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message

@@ -325,9 +325,9 @@ def _wish(natural: float | None, robust: float | None) -> Wish | None:
 
 def _notes(learners: Learners, points: Sequence[Point], *, test: bool) -> list[str]:
     measured = [accuracy for point in points for accuracy in point.validation.values()]
-    widest = max((high - low) / 2 for low, high in (accuracy.interval for accuracy in measured))
+    farthest = max(max(one.interval[1] - one.value, one.value - one.interval[0]) for one in measured)
     notes = [
-        f"on {measured[0].total} validation images: 95% intervals are up to {100 * widest:.1f} points to either side, "
+        f"on {measured[0].total} validation images: 95% intervals reach up to {100 * farthest:.1f} points up or down, "
         "and differences within them mean little"
     ]
     if isinstance(warning := learners.about.get("warning"), str):

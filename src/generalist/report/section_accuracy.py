@@ -114,10 +114,10 @@ def classes_section(found: Collection) -> Section:
         _classes_of(section, members, [data] if len(sets) > 1 else [])
     measured = [m for n in networks for kinds in _accuracies(n, UNION).values() for m in kinds.values()]
     fewest = min(m.total for m in measured)
-    widest = max(m.interval[1] - m.interval[0] for m in measured) / 2
+    farthest = max(max(m.interval[1] - m.value, m.value - m.interval[0]) for m in measured)
     text = (
         "Under attack: right in spite of all attacks of one evaluation, the network's largest in that threat. Classes "
-        f"have few images, {fewest} or more: 95% intervals reach {100 * widest:.0f} points to either side."
+        f"have few images, {fewest} or more: 95% intervals reach up to {100 * farthest:.0f} points up or down."
     )
     section.add(note(text))
     return section

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from generalist.core.errors import GeneralistError, RecipeError, SweepError
+from generalist.core.options import foremost
 from generalist.core.plain_yaml import dump_yaml, load_yaml, read_override
 from generalist.core.random import uniform
 from generalist.core.registry import unknown_name
@@ -194,7 +195,7 @@ def _read(path: Path) -> str:
 
 
 def _explained(error: ValidationError) -> GeneralistError:
-    first = error.errors()[0]
+    first = foremost(error)
     place = ".".join(str(part) for part in first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

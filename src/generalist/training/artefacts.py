@@ -122,8 +122,21 @@ def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict
             raise RunError(f"{run.path} has neither snapshots nor weights to start from")
         return {GLOBAL: path}
     folder = run.snapshots / str(epoch if epoch is not None else epochs[-1])
+    for name in learners_of(run).intersection(names):
+        if not (folder / f"{name}.safetensors").is_file():
+            raise RunError(
+                f"{folder / name}.safetensors is gone: put it back, or start all learners from one network, as with "
+                f"{run.path}@{folder.name}#{GLOBAL}"
+            )
     wanted = [GLOBAL, *names, *(name + ending for name in names for ending in (AVERAGE, PART))]
     return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
+
+
+def learners_of(run: RunDirectory) -> set[str]:
+    """The names of those that a run has trained, as far as it has logged them."""
+    records = run.read_metrics()
+    gammas = records[-1].get("gamma") if records else None
+    return set(gammas) if isinstance(gammas, dict) else set()
 
 
 def split_subject(text: str) -> tuple[str, str | None]:

@@ -191,5 +191,5 @@ def diverged(name: str, what: str) -> DivergedError:
     """The error that says which learner diverged, and what to try."""
     return DivergedError(
         f"learner {name!r}: {what}; the last checkpoint before that, if there is one, is kept. Try a smaller "
-        "optimizer.lr, train.precision fp32, or fewer attack steps"
+        "optimizer.lr, train.precision fp32, or fewer attack steps, with another --out"
     )
