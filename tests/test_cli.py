@@ -384,6 +384,34 @@ def test_too_little_memory_is_a_clear_line(monkeypatch: pytest.MonkeyPatch, caps
     assert err.startswith("error: CUDA out of memory. Tried to allocate 20.00 GiB. Make train.batch_size or validation")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "no such command 'trian'"),
+        (["evaluate"], "missing argument 'RUN|FILE' (see generalist evaluate -h)"),
+        (["evaluate", "x", "--samples", "abc"], "invalid value for '--samples'"),
+        (["evaluate", "x", "--epochs", "3"], "no such option: --epochs (see generalist evaluate -h)"),
+        (["train", "digits-t", "--batch-size", "3"], "no such option: --batch-size; fields of a recipe are set as in"),
+        (
+            ["train", "digits-t", "--threads", "1"],
+            "--threads; fields of a recipe are set as in --set train.epochs=20 (see",
+        ),
+        (["sweep", "x", "--trials"], "option '--trials' requires an argument"),
+    ],
+)
+def test_a_mistaken_call_costs_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_main(words, monkeypatch, capsys)
+    assert (code, out) == (2, "") and err.startswith("error: ") and said in err and err.count("\n") == 1, err
+
+
+def test_help_is_shown_in_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in (([], 2), (["data"], 2), (["train", "-h"], 0), (["--help"], 0)):
+        code, out, err = run_main(words, monkeypatch, capsys)
+        assert code == expected and "Usage: generalist" in out + err and (out + err).count("\n") > 5, words
+
+
 def test_control_c_amid_imports_ends_the_process_at_once() -> None:
     """What is imported half would fail later on, as if that were a fault of ours."""
     usual = signal.getsignal(signal.SIGINT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -18,7 +18,15 @@ from generalist.cli_export import export
 from generalist.cli_mix import mix
 from generalist.cli_report import report
 from generalist.cli_sweep import sweep
-from generalist.console import clear_endings, console, importing, print_version, show_run, training_listener
+from generalist.console import (
+    INTERRUPTED,
+    clear_endings,
+    console,
+    importing,
+    print_version,
+    show_run,
+    training_listener,
+)
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError
 from generalist.core.plain_yaml import load_yaml
@@ -212,4 +220,25 @@ def recipes_show(
 def main() -> None:
     """The entry point: mistakes end in a line and an exit code."""
     with clear_endings():
-        app()
+        try:
+            code = app(standalone_mode=False)  # an exit code where a command ended early, as after --version
+        except Exception as error:  # typer's classes for this differ from version to version
+            if type(error).__name__ == "Abort":  # Ctrl-C, to older ones
+                sys.exit(INTERRUPTED)
+            if not hasattr(error, "format_message"):
+                raise
+            raise_misuse(error)
+        sys.exit(code or 0)
+
+
+def raise_misuse(error: Any) -> NoReturn:
+    """What typer says of an option, an argument or a command, in one line; help that is asked for in full."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if "\n" in message:
+        error.show()
+        raise SystemExit(error.exit_code)
+    said = message[:1].lower() + message[1:].rstrip(".")
+    if context is not None and context.info_name in ("train", "sweep") and hasattr(error, "option_name"):
+        said = said.partition(" (Possible")[0] + "; fields of a recipe are set as in --set train.epochs=20"
+    help_of = f" (see {context.command_path} -h)" if context is not None else ""
+    raise GeneralistError(f"{said}{help_of}")
