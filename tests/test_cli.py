@@ -414,17 +414,15 @@ def test_help_is_shown_in_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_control_c_amid_imports_ends_the_process_at_once() -> None:
     """What is imported half would fail later on, as if that were a fault of ours."""
-    usual = signal.getsignal(signal.SIGINT)
-    assert usual is signal.default_int_handler
-    with importing():
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) is usual
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup has it
+    before = signal.getsignal(signal.SIGINT)
     try:
-        with importing():
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        for usual, inside in ((signal.default_int_handler, signal.SIG_DFL), (signal.SIG_IGN, signal.SIG_IGN)):
+            signal.signal(signal.SIGINT, usual)  # ignored, as nohup has it, it stays so
+            with importing():
+                assert signal.getsignal(signal.SIGINT) == inside
+            assert signal.getsignal(signal.SIGINT) == usual
     finally:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(SystemExit) as ended, clear_endings():
         raise KeyboardInterrupt
     assert ended.value.code == 130
