@@ -71,6 +71,7 @@ PAGES = (
             "d-awp": "`cifar10-resnet18-d`, within AWP from epoch 120 on",
             "d-awp-further": "the same, gamma 0.77",
             "d-awp-both": "`cifar10-resnet18-d`, both learners within AWP from epoch 120 on",
+            "d-9.5": "`cifar10-resnet18-d` against linf 9.5/255 from epoch 120 on, gamma 0.74",
             "d-smooth": "`cifar10-resnet18-d`, smoothed labels for its natural learner from epoch 120 on",
             "d-momenta": "`cifar10-resnet18-d`, momenta and averages kept at restarts",
             "d-far": "`cifar10-resnet18-d`, a higher floor of its natural learner's learning rate",
