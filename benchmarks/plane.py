@@ -26,7 +26,7 @@ PAIRS = {
     "Generalist-T": ("**`cifar10-resnet18-t`** (natural + linf + l2)", "#4b3f9e"),
 }
 """The published variants, ours of each, and the colour of both."""
-STAND_IN = {"Generalist-T": "`cifar10-resnet18-t` as it was: gamma 0.7, even shares"}
+STAND_IN = {"Generalist-T": "`cifar10-resnet18-t` with its earlier settings: gamma 0.7, even shares"}
 """What is drawn as long as a variant itself has not been measured."""
 OTHERS = {
     "published: AT": "AT",

@@ -79,7 +79,7 @@ PAGES = (
             "d-linf-l2-wide": "the same with an l2 learner against 224/255, gamma 0.8",
             "t": "**`cifar10-resnet18-t`** (natural + linf + l2)",
             "t-awp": "the same, its robust learners within AWP from epoch 120 on",
-            "t-0.7": "`cifar10-resnet18-t` as it was: gamma 0.7, even shares",
+            "t-0.7": "`cifar10-resnet18-t` with its earlier settings: gamma 0.7, even shares",
             "d-linf-l2-awp": "`cifar10-resnet18-d-linf-l2`, its learners within AWP from epoch 120 on",
             "alone-5.75": "one learner, against linf 5.75/255 from epoch 120 on",
             "alone-awp": "one learner within AWP, against linf 5.5/255 from epoch 120 on",
