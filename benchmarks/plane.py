@@ -3,7 +3,8 @@
     python benchmarks/plane.py docs/results --out docs/images/cifar10-plane.svg
 
 Natural accuracy against AutoAttack, linf on the left and l2 on the right; the mean over seeds where there are several,
-with bars of their standard deviation. A line leads from each published variant to ours.
+with bars of their standard deviation. An arrow leads from each published variant to ours. The dashed line is one
+learner's own trade-off: what mixing has to beat.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ OTHERS = {
     "published: AT": "AT",
     "published: TRADES with beta 6": "TRADES 6",
     "published: TRADES with beta 1": "TRADES 1",
-    "one learner, AT against linf 8/255": "one learner",
-    "one learner, against linf 5.75/255 from epoch 120 on": "one learner, 5.75/255",
-    "one learner, against linf 5.25/255 from epoch 120 on": "one learner, 5.25/255",
     "one learner, TRADES with beta 6": "TRADES 6",
     "one learner, TRADES with beta 1": "TRADES 1",
 }
 """What stands beside them in grey, and its words there."""
+ALONE = {
+    "one learner, AT against linf 8/255": "one learner, 8/255",
+    "one learner, against linf 5.75/255 from epoch 120 on": "5.75/255",
+    "one learner, against linf 5.25/255 from epoch 120 on": "5.25/255",
+}
+"""One learner on its own way along the trade-off, in grey, with a line."""
 GREY = "#6b7280"
 
 
@@ -59,29 +63,37 @@ def whole(line: Line, threat: str) -> bool:
 
 
 def draw(lines: Sequence[Line], out: Path) -> None:
-    plt.rcParams |= {"svg.hashsalt": "plane", "font.size": 9, "svg.fonttype": "none"}
-    figure, panels = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained")
+    plt.rcParams |= {"svg.hashsalt": "plane", "font.size": 10, "svg.fonttype": "none"}
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
     by_label = {line.label: line for line in lines}
     for axes, (threat, name) in zip(panels, PAGES[0].threats.items(), strict=True):
-        for variant, (own, color) in PAIRS.items():
-            before = by_label[f"published: {variant}"]
-            after = by_label.get(own) or by_label.get(STAND_IN.get(variant, ""))
-            ends = [mark(axes, before, threat, color)]
-            if after is not None:
-                ends.append(mark(axes, after, threat, color, label=variant))
-            if len(ends) == 2 and None not in ends:
-                axes.plot(*zip(*ends, strict=True), color=color, linewidth=1, alpha=0.6)
-        for label, words in OTHERS.items():
-            if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
-                axes.annotate(
-                    words, at, xytext=(-6, -3), textcoords="offset points", ha="right", fontsize=7, color=GREY
-                )
         axes.set(xlabel="natural accuracy (%)", ylabel=f"AutoAttack, {name} {threat.partition(':')[2]} (%)")
         axes.grid(alpha=0.25)
-        axes.margins(x=0.2, y=0.14)
-    panels[1].legend(*panels[0].get_legend_handles_labels(), loc="upper left", frameon=False, fontsize=8)
+        axes.margins(x=0.2, y=0.12)
+        for label, words in OTHERS.items():
+            if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
+                write(axes, words, at, side="right")
+        way = [(words, mark(axes, by_label[label], threat, GREY, size=5)) for label, words in ALONE.items()]
+        passed = [(words, at) for words, at in way if at is not None]
+        for words, at in passed:
+            write(axes, words, at, side="below")
+        axes.plot([at[0] for _, at in passed], [at[1] for _, at in passed], "--", color=GREY, linewidth=1, zorder=1)
+        for variant, (own, color) in PAIRS.items():
+            after = by_label.get(own) or by_label.get(STAND_IN.get(variant, ""))
+            start = mark(axes, by_label[f"published: {variant}"], threat, color)
+            end = mark(axes, after, threat, color, label=variant) if after is not None else None
+            if start is not None and end is not None:
+                arrow = {"arrowstyle": "->", "color": color, "alpha": 0.7, "shrinkA": 5, "shrinkB": 5}
+                axes.annotate("", end, start, arrowprops=arrow)
+    panels[1].legend(*panels[0].get_legend_handles_labels(), loc="upper left", frameon=False, fontsize=9)
     figure.savefig(out, metadata={"Date": None})
     plt.close(figure)
+
+
+def write(axes: Axes, words: str, at: tuple[float, float], *, side: str) -> None:
+    """In small grey letters, with `at` to their right, or below it to the left."""
+    by = (-6, -3) if side == "right" else (-5, -11)
+    axes.annotate(words, at, xytext=by, textcoords="offset points", ha="right", fontsize=8, color=GREY)
 
 
 def mark(
