@@ -73,11 +73,12 @@ def draw(lines: Sequence[Line], out: Path) -> None:
         for label, words in OTHERS.items():
             if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
                 write(axes, words, at, side="right")
-        way = [(words, mark(axes, by_label[label], threat, GREY, size=5)) for label, words in ALONE.items()]
-        passed = [(words, at) for words, at in way if at is not None]
-        for words, at in passed:
-            write(axes, words, at, side="below")
-        axes.plot([at[0] for _, at in passed], [at[1] for _, at in passed], "--", color=GREY, linewidth=1, zorder=1)
+        way = []
+        for label, words in ALONE.items():
+            if label in by_label and (at := mark(axes, by_label[label], threat, GREY, size=5)) is not None:
+                write(axes, words, at, side="below")
+                way.append(at)
+        axes.plot([at[0] for at in way], [at[1] for at in way], "--", color=GREY, linewidth=1, zorder=1)
         for variant, (own, color) in PAIRS.items():
             after = by_label.get(own) or by_label.get(STAND_IN.get(variant, ""))
             start = mark(axes, by_label[f"published: {variant}"], threat, color)

@@ -135,4 +135,10 @@ def test_the_picture_has_every_variant_and_says_where_an_attack_is_missing(progr
     (tmp_path / "runs/headline").mkdir(parents=True)
     (tmp_path / "runs/headline/a.json").write_text(json.dumps(bounded[0]))
     plane.main([str(tmp_path), "--out", str(tmp_path / "plane.svg")])
-    assert "Generalist-D (linf + l2)" in (tmp_path / "plane.svg").read_text()
+    picture = (tmp_path / "plane.svg").read_text()
+    assert "Generalist-D (linf + l2)" in picture and "one learner" not in picture
+    for name, natural in (("at", 880), ("alone-5.75", 890)):
+        (tmp_path / f"runs/headline/{name}.json").write_text(json.dumps(record(name, 0, natural=natural, aa=460)))
+    plane.main([str(tmp_path), "--out", str(tmp_path / "plane.svg")])
+    picture = (tmp_path / "plane.svg").read_text()
+    assert "one learner, 8/255" in picture and "5.75/255" in picture and "5.25/255" not in picture
