@@ -98,7 +98,7 @@ def test_the_reference_is_made_from_the_code(site: Path) -> None:
         assert all(option in command_line for option in options if option.startswith("--"))
     for name in ("generalist.train", "generalist.export.export_model", "generalist.tracking.Tracker"):
         assert f'id="{name}"' in python
-    assert "Everything is checked before" in python  # of a docstring
+    assert "The whole recipe is checked before" in python  # of a docstring
 
 
 # -- the pages as programs --------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from generalist.weights import network_of, run_of, weights_file
 
 RunLike = str | Path | RunDirectory
 SHIFT_BATCH = 500
-"""Corrupted images a batch; it changes nothing but speed and memory."""
+"""Batch size for corrupted images; affects only speed and memory."""
 
 DEFAULT_THREATS = ("linf:8/255",)
 
@@ -59,13 +59,14 @@ def train(
     listener: Listener | None = None,
     trackers: str | Tracker | Sequence[str | Tracker] = (),
 ) -> RunDirectory:
-    """Train a recipe (a shipped name, a YAML file, a mapping, or a run to `resume`) and return its run directory.
+    """Train a recipe and return its run directory.
 
-    `overrides` are `field.path=value` texts, or a mapping from fields to values; `start` is `RUN[@EPOCH][#SUBJECT]` to
-    branch from (--from), `data` is (images, labels) or {"train": ..., "test": ...} in memory. `trackers` follow the run
-    beside metrics.jsonl: tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`).
-    Everything is checked before anything runs. In a process that torchrun has started, it trains together with the
-    others (`train.parallel`).
+    `recipe` is a shipped name, a YAML file, a mapping, or a run to `resume`. `overrides` are `field.path=value` strings
+    or a mapping from fields to values. `start` is `RUN[@EPOCH][#SUBJECT]`, the weights to branch from (--from). `data`
+    holds images in memory: (images, labels), or {"train": ..., "test": ...}. `trackers` log the run in addition to
+    metrics.jsonl: tensorboard, wandb, mlflow, or objects of your own (`generalist.tracking.Tracker`).
+    The whole recipe is checked before training starts. In a process started by torchrun, the training is shared with
+    the other processes (`train.parallel`).
     """
     following = make_trackers(trackers)
     if isinstance(overrides, Mapping):
@@ -103,10 +104,10 @@ def train(
 
 
 def load(run: RunLike, *, which: str = "best", device: str = "cpu", trust_code: bool = False) -> nn.Module:
-    """A network in evaluation mode: of a run, of an exported folder, or of a weights file.
+    """Load a network, in evaluation mode, from a run, an exported folder or a weights file.
 
-    `which` is the `best` or the `last` global learner, or the name of a learner in the run's last snapshot; with
-    `@EPOCH`, as in `global@90`, in that epoch's.
+    `which` is `best` or `last` for the global learner, or the name of a learner in the run's last snapshot. Append
+    `@EPOCH`, as in `global@90`, for the snapshot of another epoch.
     """
     path = weights_file(_path_of(run), which)
     state, about = load_weights(path)
@@ -137,17 +138,21 @@ def evaluate(
     trust_code: bool = False,
     listener: Callable[[Moment], None] = lambda moment: None,
 ) -> Evaluation:
-    """Accuracy of any module that maps [0,1] images to logits, natural and under attack; `.summary` has all the rest.
+    """Measure the accuracy of a module that maps [0, 1] images to logits, natural and under attack.
 
-    `data` is (images, labels), a torch Dataset, or the name of a data set (its test images), which lies in `root` where
-    that is given; left out, a run's own. A `folder` is read at the size that the weights were trained at, else at 224.
-    One threat or attack needs no list; left out, threats are those a run's learners train against, else linf:8/255.
-    `preset` is papers, standard or quick; without it and `attacks`, natural and pgd-20 are measured. `samples` takes a
-    seeded random subset. With `out`, records and summary are kept in a directory of their own below it, `resume` goes
-    on with them, and `shards="2/4"` evaluates the second of four parts. `corruptions` (`common`, `extra`, `all` or
-    names) and `perturbations` are measured as well, into `.summary["out_of_distribution"]`; generated from the images,
-    or read from the `official` files' folder. The model is given back in its own mode, on its own device where it is a
-    module.
+    `data` is (images, labels), a torch Dataset, or the name of a data set, whose test images are used (`root` says
+    where it is stored). Without it, a run is evaluated on its own test images. A `folder` is read at the resolution
+    that the weights were trained at, or at 224.
+
+    A single threat or attack needs no list. Threats default to those that the run's learners train against, else to
+    linf:8/255; attacks to those of the `preset` (papers, standard or quick), else to natural and pgd-20. `samples`
+    takes a seeded random subset. With `out`, records and summary are kept in a directory of their own below it;
+    `resume` continues an interrupted evaluation there, and `shards="2/4"` evaluates the second of four parts.
+
+    `corruptions` (`common`, `extra`, `all` or names) and `perturbations` are measured as well, into
+    `.summary["out_of_distribution"]`; they are generated from the images, or read from the folder `official`.
+
+    The result maps names to accuracies, and its `.summary` has everything else. A module keeps its mode and device.
     """
     shift = parse_shift(corruptions, perturbations, official)
     if shift and shards != "1/1":
@@ -160,12 +165,12 @@ def evaluate(
     chosen = usual.attacks if attacks is None else _listed(attacks)
     home = None if isinstance(model, nn.Module) else _recipe_of(_path_of(model), trust_code=trust_code)
     parsed = _threats(threats, chosen, home, usual)
-    # A wrong name is told before anything is read.
+    # Before anything is read, so that a wrong name fails at once.
     plan = make_plan(chosen, parsed, mode=options.mode, precision=options.precision)
     subject, network = _subject(model, which, device, trust_code=trust_code)
-    source = _source_of(model, which, home, data=data, root=root, trust_code=trust_code)
-    images = source.images
     about = {} if isinstance(model, nn.Module) else load_weights(weights_file(_path_of(model), which))[1]
+    source = _source_of(home, about, data=data, root=root, trust_code=trust_code)
+    images = source.images
     _check_channels(about, images)
     check_classifier(network, images, device_of(network))
     shift = fit_shift(images, shift)
@@ -212,21 +217,22 @@ def mix(
     data: Any = None,
     trust_code: bool = False,
 ) -> nn.Module:
-    """The learners of a finished run, mixed by other shares than its own: a network in evaluation mode, not trained.
+    """Mix the learners of a finished run by other shares than its own; returns a network in evaluation mode.
 
-    `gamma` is the lead learner's share; or, for N learners, the N - 1 shares of all but the last in the dial's order
-    (the lead learner, the others with a threat, those without); or a mapping from learners to shares. The learners are
-    those of the last snapshot, or of `epoch`: their weights (`raw`) or their averages over time (`averaged`, where
-    they keep any), by default whichever the run mixes. `statistics` of BatchNorm are `mixed` like the weights,
-    `reestimated` on training images, or the `best` of the two by the run's validation; for these a run on arrays needs
-    its `data` again.
+    Nothing is trained. `gamma` is the lead learner's share; or, for N learners, N - 1 shares in the dial's order (the
+    lead learner, other learners with a threat, learners without), where the last learner gets the rest; or a mapping
+    from learners to shares. The learners are those of the last snapshot, or of `epoch`. `source` says what is mixed of
+    each: its weights (`raw`), its average over time (`averaged`) or its part of the global learner (`parts`); by
+    default the parts if the run has kept them, else what the run itself mixes. The `statistics` of BatchNorm are
+    `mixed` like the weights, `reestimated` on training images, or the `best` of the two on the validation images. The
+    last two read the run's images, so a run on arrays needs its `data` again.
     """
     where = RunDirectory(_path_of(run))
     how: dict[str, Any] = {"epoch": epoch, "source": source, "statistics": statistics}
     return dial.mix(where, gamma, **how, device=device, data=data, trust_code=trust_code).model
 
 
-# -- the parts ------------------------------------------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------------------------
 
 
 def _path_of(run: RunLike) -> Path:
@@ -242,7 +248,7 @@ def _path_of(run: RunLike) -> Path:
 
 
 def _unfinished(path: Path, about: dict[str, Any]) -> tuple[str, ...]:
-    """What is to be said of a run that has not come to its end."""
+    """A warning if the run has not finished."""
     run = RunDirectory(path)
     if not run.exists() or run.last.is_file():
         return ()
@@ -250,7 +256,7 @@ def _unfinished(path: Path, about: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _changed(path: Path, images: Images) -> tuple[str, ...]:
-    """What is to be said where a run's own test images are no longer what they were when it was trained."""
+    """A warning if the run's test images have changed since it was trained."""
     run = run_of(path)
     known = ((run.read_environment() if run is not None else None) or {}).get("data")
     before = known.get("test") if isinstance(known, dict) else None
@@ -262,7 +268,7 @@ def _changed(path: Path, images: Images) -> tuple[str, ...]:
 
 
 def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor | None:
-    """Which of `count` images: `samples` of them as asked for, else as many as is usual; None: all."""
+    """The images to evaluate: `samples` of `count`, or as many as the preset `usual` says; None: all."""
     if samples is None:
         if usual.samples is None or usual.samples >= count:
             return None
@@ -271,7 +277,7 @@ def _subset(count: int, samples: int | None, usual: Preset, seed: int) -> Tensor
 
 
 def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code: bool) -> tuple[str, nn.Module]:
-    """The network under evaluation and what to call it."""
+    """The name of the network to evaluate, and the network."""
     if isinstance(model, nn.Module):
         own = device_of(model).type
         if device != "auto" and choose_device(device).type != own:
@@ -283,7 +289,7 @@ def _subject(model: nn.Module | RunLike, which: str, device: str, *, trust_code:
 
 
 def _recipe_of(path: Path, *, trust_code: bool) -> Recipe | None:
-    """Of the last stage of the run that a directory is or a weights file lies in; a file elsewhere has none."""
+    """The recipe of the last stage of the run at `path`, or around it; None for a file that belongs to no run."""
     run = run_of(path)
     return stage_recipes(load_recipe(run.recipe, trust_code=trust_code), trust_code=trust_code)[-1] if run else None
 
@@ -303,7 +309,7 @@ def _threats(
     recipe: Recipe | None,
     preset: Preset,
 ) -> list[ThreatOptions]:
-    """Those that are named; else a run's own, and those of the preset in norms that it does not train against."""
+    """The threats asked for; else those that the run trains against, and the preset's in any other norm."""
     if threats is None:
         own = [threat for learner in recipe.learners for threat in learner.threats()] if recipe else []
         norms = {threat.norm for threat in own}
@@ -327,11 +333,12 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _source_of(
-    model: nn.Module | RunLike, which: str, home: Recipe | None, *, data: Any, root: str | Path | None, trust_code: bool
+    home: Recipe | None, about: dict[str, Any], *, data: Any, root: str | Path | None, trust_code: bool
 ) -> Source:
-    """The images that are asked for, or a run's own."""
+    """The images asked for, or the run's own."""
     if data is not None:
-        size = _size_of(model, which) if data == "folder" else None
+        shape = _shape_in(about) if isinstance(data, str) and data == "folder" else None
+        size = shape[1] if shape and shape[1] == shape[2] else None
         return images_of(data, root=root, resolution=size, trust_code=trust_code)
     if root is not None:
         raise RunError("root is where a data set lies that `data` names: name one, as in data='folder'")
@@ -345,7 +352,7 @@ def _check_channels(about: dict[str, Any], images: Images) -> None:
 
 
 def _shape_in(about: dict[str, Any]) -> list[int] | None:
-    """Channels, height and width of the images that weights were trained on, where their header says it."""
+    """Channels, height and width of the images that the weights were trained on, if their header says so."""
     shape = about.get("shape")
     return shape if isinstance(shape, list) and len(shape) == 3 and all(isinstance(n, int) for n in shape) else None
 
@@ -353,7 +360,7 @@ def _shape_in(about: dict[str, Any]) -> list[int] | None:
 def _warnings(
     model: nn.Module | RunLike, about: dict[str, Any], source: Source, *, own: bool, assumed: bool
 ) -> tuple[str, ...]:
-    """What is to be said of the images, of threats that are `assumed`, and of a run, if the images are its `own`."""
+    """Warnings about the images, about threats that are `assumed`, and about the run, if the images are its `own`."""
     found = source.warnings
     if assumed:
         found = (*found, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
@@ -363,11 +370,3 @@ def _warnings(
     if known and size != tuple(known[1:]):
         found = (*found, f"these images are {size[0]}x{size[1]}, and the network was trained on {known[1]}x{known[2]}")
     return (*found, *_unfinished(path, about), *(_changed(path, source.images) if own else ()))
-
-
-def _size_of(model: nn.Module | RunLike, which: str) -> int | None:
-    """Height and width of the images that the weights were trained on; None where nothing says it."""
-    if isinstance(model, nn.Module):
-        return None
-    shape = _shape_in(load_weights(weights_file(_path_of(model), which))[1])
-    return shape[1] if shape and shape[1] == shape[2] else None
