@@ -1,8 +1,8 @@
-"""Signs that a model hides its gradient rather than resists: what an evaluation should warn about.
+"""Signs that a model masks its gradient rather than being robust, of which an evaluation should warn.
 
-A model without a useful gradient, with answers at random or with answers in steps looks robust to attacks that climb a
-gradient (Athalye, Carlini & Wagner 2018, "Obfuscated gradients give a false sense of security"). Each function here
-looks at one sign, sample by sample, and leaves the model as it was; none of them is a proof.
+A model without a useful gradient, with random outputs or with outputs that change in steps looks robust to attacks that
+follow a gradient (Athalye, Carlini & Wagner 2018, "Obfuscated gradients give a false sense of security"). Each function
+here checks one sign, sample by sample, and leaves the model as it was; none of them is a proof.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from generalist.core import random
 from generalist.data.sets import Batch
 
 SAME = 1e-4
-"""Logits that differ by less, in units of the largest, are the same: kernels may add up in another order each time."""
+"""Logits count as equal if they differ by less, relative to the largest: kernels may sum in another order each time."""
 
 SMALL_NOISE = 2 / 255
-"""Size of the noise, in units of the pixel range, that moves an image across a step of 8-bit pixels."""
+"""A noise level, in units of the pixel range, that moves pixels by whole steps of their 8-bit values."""
 
 
 def zero_gradient(model: Classifier, batch: Batch, *, loss: SampleLoss = cross_entropy) -> Tensor:
-    """Per sample, whether the loss has no gradient: all pixels zero or nan.
+    """Per sample, whether the loss has no gradient: zero or nan at every pixel.
 
-    The cross-entropy of a model that is very sure has none, either, in floats; `losses.dlr` does not vanish so.
+    The cross-entropy of a very confident model has none either, because of rounding; `losses.dlr` does not vanish so.
     """
     with borrowed(model), torch.enable_grad():
         x = batch.x.detach().requires_grad_()
@@ -40,16 +40,16 @@ def zero_gradient(model: Classifier, batch: Batch, *, loss: SampleLoss = cross_e
 
 @torch.no_grad()
 def answers_at_random(model: Classifier, x: Tensor) -> Tensor:
-    """Per sample, whether two passes of the same image give other logits."""
+    """Per sample, whether two passes over the same image give different logits."""
     with borrowed(model):
         return _differ(widen(model(x)), widen(model(x)))
 
 
 @torch.no_grad()
 def answers_by_company(model: Classifier, x: Tensor) -> Tensor:
-    """Whether the answers to the first half of the images, [B / 2], change with the images beside them.
+    """Whether the outputs for the first half of the images, [B / 2], depend on the other images in the batch.
 
-    Such a model (batch statistics in evaluation mode, adaptation to the test images) has no verdict on a sample.
+    The verdicts of such a model (batch statistics in evaluation mode, test-time adaptation) are not about one sample.
     """
     half = len(x) // 2
     others = torch.cat([x[:half], x[:1].expand_as(x[half:])])
@@ -59,7 +59,7 @@ def answers_by_company(model: Classifier, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def takes_gradients(model: Classifier, x: Tensor) -> bool:
-    """Whether the model itself calls autograd while it answers: a defence that optimises something for each image."""
+    """Whether the model's forward pass itself calls autograd: a defence that optimises something for each image."""
     functions = (torch.autograd.grad.__code__, torch.autograd.backward.__code__)
     called: list[str] = []
 
@@ -73,7 +73,7 @@ def takes_gradients(model: Classifier, x: Tensor) -> bool:
         with borrowed(model):
             model(x)
     finally:
-        enable = getattr(before, "enable", None)  # cProfile's is no function: Python names it, but cannot set it again
+        enable = getattr(before, "enable", None)  # cProfile's profiler is no function, and `setprofile` cannot take it
         sys.setprofile(None if enable else before)
         if enable:
             enable()
@@ -82,16 +82,16 @@ def takes_gradients(model: Classifier, x: Tensor) -> bool:
 
 @torch.no_grad()
 def gives_probabilities(model: Classifier, x: Tensor) -> Tensor:
-    """Per sample, whether the outputs are none below 0 and add up to 1: a softmax, and no logits."""
+    """Per sample, whether no output is below 0 and all add up to 1: probabilities instead of logits."""
     with borrowed(model):
         outputs = widen(model(x))
     return (outputs >= 0).all(1) & ((outputs.sum(1) - 1).abs() <= SAME)
 
 
 def answers_in_steps(model: Classifier, batch: Batch, *, seed: int, noise: float = SMALL_NOISE) -> Tensor:
-    """Per sample, whether the logits stand still in the gradient's eyes but not under small noise.
+    """Per sample, whether the logits have no gradient and yet change under small noise.
 
-    The gradient is that of the margin: that of the cross-entropy also vanishes where a model is very sure.
+    The gradient is that of the margin, because that of the cross-entropy also vanishes for a very confident model.
     """
     flat = zero_gradient(model, batch, loss=margin)
     draw = random.uniform(seed, "signals/noise", batch.index, shape=batch.x.shape[1:], device=batch.x.device)
@@ -100,9 +100,9 @@ def answers_in_steps(model: Classifier, batch: Batch, *, seed: int, noise: float
         return flat & _differ(widen(model(batch.x)), widen(model(moved)))
 
 
-def not_rising(model: Classifier, batch: Batch, *, threat: Threat, seed: int, few: int = 2, many: int = 20) -> Tensor:
-    """Per sample, whether `many` PGD steps leave the cross-entropy no larger than `few` steps of the same size do."""
-    early, late = (_loss_after(model, batch, steps, threat, seed) for steps in (few, many))
+def not_rising(model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Tensor:
+    """Per sample, whether 20 PGD steps leave the cross-entropy no larger than 2 steps of the same size do."""
+    early, late = (_loss_after(model, batch, steps, threat, seed) for steps in (2, 20))
     return ~(late > early)
 
 

@@ -38,21 +38,22 @@ class Validation:
 
     accuracy: dict[str, dict[str, float]]
     task_loss: dict[str, float]
-    """Each learner's own task, on these images."""
+    """Each learner's loss on its own task."""
     clipped_loss: dict[str, float]
-    """The same with every image's loss clipped to [0, 1]: what regret is made of."""
+    """The same with every image's loss clipped to [0, 1], for the regret."""
     ensemble: float
     drift: float
     gap: float
     finite: bool = True
-    """Whether the global learner has answered every image by numbers."""
+    """Whether the global learner's loss is finite on every image."""
 
-    def score(self, options: ValidationOptions, subject: str = GLOBAL) -> float:
-        """What the best epoch has most of; below zero where it has too little natural accuracy to be chosen.
+    def score(self, options: ValidationOptions) -> float:
+        """The global learner's score by the recipe's rule; the best epoch has the highest.
 
-        Those below rank by that accuracy: should no epoch have enough, the nearest is kept.
+        It is below zero if the natural accuracy is too low to be chosen. Such epochs rank by that accuracy, so that
+        the closest is kept if no epoch reaches the minimum.
         """
-        accuracy = self.accuracy[subject]
+        accuracy = self.accuracy[GLOBAL]
         natural = accuracy["natural"]
         robust = [value for name, value in accuracy.items() if name != "natural"]
         mean_robust = sum(robust) / len(robust) if robust else 0.0
@@ -107,7 +108,7 @@ class Validator:
     def __call__(
         self, learners: Sequence[Learner], global_learner: GlobalLearner, gammas: Sequence[float]
     ) -> Validation:
-        """Every subject on every image; one network at a time, so memory does not grow with N."""
+        """Measure every subject on every image; one network at a time, so memory does not grow with N."""
         flat = Flat(copy.deepcopy(learners[0].model))
         self.constant = self._folded(flat)
         subjects = {learner.name: learner.flat.vector for learner in learners}
@@ -141,7 +142,7 @@ class Validator:
         )
 
     def _together(self, tallies: dict[str, _Tally], gap: float, ensemble_correct: int) -> tuple[float, int]:
-        """Add up what the ranks have found, so that all go on with the same figures."""
+        """Add up the counts of all ranks, so that all continue with the same figures."""
         if self.group.world == 1:
             return gap, ensemble_correct
         figures = [gap, ensemble_correct]
@@ -155,7 +156,7 @@ class Validator:
         return gap, ensemble_correct
 
     def _folded(self, flat: Flat) -> FoldedNetwork | None:
-        """On a GPU the network in its fastest form, where it has one."""
+        """On a GPU, the network in its fastest form, if it has one."""
         if flat.vector.device.type != "cuda" or self.job.train.engine == "eager":
             return None
         try:
@@ -192,9 +193,9 @@ class Validator:
         return natural
 
     def examples(self, learner: Learner, global_learner: GlobalLearner, count: int) -> dict[str, Tensor]:
-        """The first `count` validation images as they are, and as PGD in each threat makes them for the global learner.
+        """The first `count` validation images, natural and attacked by PGD in each threat against the global learner.
 
-        To look at: float32 on the CPU. Any learner serves, for the network's architecture.
+        For display: float32 on the CPU. `learner` only provides the architecture, so any will do.
         """
         flat = Flat(copy.deepcopy(learner.model))
         flat.vector.copy_(global_learner.vector)
