@@ -1,6 +1,6 @@
-"""torch.compile, and what it is to know of a function, without the compiler where nothing is compiled.
+"""torch.compile and its decorators, without importing the compiler unless something is compiled.
 
-The decorators of torch.compiler import the compiler at once, which takes longer than all of this library.
+The decorators of torch.compiler import the compiler at once, which takes longer than importing all of this library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _waiting: list[Callable[[], None]] = []
-"""What is to be done before the first compilation."""
+"""What has to be done before the first compilation."""
 
 
 def for_the_compiler(mark: Callable[[Callable[P, R]], Callable[P, R]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -39,13 +39,13 @@ def for_the_compiler(mark: Callable[[Callable[P, R]], Callable[P, R]]) -> Callab
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function compiled for one shape of its arguments after the other."""
+    """The function, compiled anew for each shape of its arguments."""
     ready()
     made: Any = torch.compile(function, dynamic=False)
     return made  # type: ignore[no-any-return]
 
 
 def ready() -> None:
-    """Apply every decorator that waits; for whoever compiles without `compiled`."""
+    """Apply every waiting decorator; call this before compiling other than by `compiled`."""
     while _waiting:
         _waiting.pop()()

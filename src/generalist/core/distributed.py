@@ -1,7 +1,7 @@
-"""Start-up and ending of a job of several processes, one a rank, as torchrun launches them.
+"""Start and end of a job of several processes, one per rank, as launched by torchrun.
 
-`with start(device) as group:` joins the processes that torchrun's environment names (NCCL between GPUs, gloo between
-CPUs) and gives each its rank and device; a process on its own gets a group of one, in which nothing is sent. Where a
+`with start(device) as group:` joins the processes that torchrun's environment describes (NCCL between GPUs, gloo
+between CPUs) and gives each its rank and device; a single process gets a group of one, in which nothing is sent. If a
 rank fails, the others fail with it, and one of them says why.
 """
 
@@ -26,14 +26,14 @@ from generalist.core.errors import GeneralistError, InterruptedRunError, LostRan
 from generalist.core.ranks import failed, launched, telling, variable
 
 GRACE = 3.0
-"""Seconds in which ranks that lost another one wait for it to say why, or for each other to say that they are there."""
+"""Seconds that ranks which have lost another one wait for it to say why, or for each other to report that they live."""
 
 MEETING = 600.0
-"""Seconds, at most, in which all ranks must have come; a call may wait for much longer, for one that works."""
+"""Longest time in seconds for all ranks to join. Later calls may wait much longer, for a rank that is working."""
 
 LETTING_GO = 0.1
-"""Seconds in which gloo's threads can let go of what was sent last. They need the interpreter for that, and where one
-still waits for it when that goes down, as in a group that lives longer than it should, the process aborts."""
+"""Seconds for gloo's threads to release the last messages. They need the interpreter for that: if one still waits for
+it when the interpreter shuts down (a group can outlive its use), the process aborts."""
 
 _CAUSE = "cause"
 
@@ -51,8 +51,8 @@ class Group:
     """Whether GPUs send to each other without their hosts: such messages can be part of a CUDA graph."""
     store: Store | None = field(default=None, repr=False)
     parts: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """Smaller groups that were made of these processes: each has threads, sockets and GPU memory of its own until the
-    end, so whoever wants the same ones again takes them from here."""
+    """A cache of smaller groups of these processes: each keeps threads, sockets and GPU memory until the end, so none
+    is made twice."""
 
     @property
     def first(self) -> bool:
@@ -90,7 +90,7 @@ class Group:
         return found
 
     def check_alike(self, facts: Mapping[str, Any]) -> None:
-        """Refuse ranks that do not have the same as rank 0: they would go on together, and compute nonsense."""
+        """Refuse ranks whose facts differ from those of rank 0: together they would compute nonsense."""
         first, *others = self.gather_objects(dict(facts))
         for rank, other in enumerate(others, 1):
             for name in {**first, **other}:
@@ -111,15 +111,15 @@ class Group:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one for a while: graphs are recorded, and kernels of ours launched, there alone."""
+    """Make a GPU the current one for a while: only there are graphs recorded and our kernels launched."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iterator[Group]:
-    """Join the job that this process belongs to and leave it at the end; on its own, a group of one.
+    """Join the job that this process belongs to, and leave it at the end; a single process gets a group of one.
 
-    `cuda` without a number becomes the GPU of this rank. `timeout` is how many seconds a rank waits for another.
+    `cuda` without a number becomes the GPU of this rank. `timeout` is how many seconds a rank waits for the others.
     """
     device = device or torch.device("cpu")
     rank, world = launched()
@@ -127,11 +127,11 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
         with current(device):
             yield Group(device=device)
         return
-    if failed():  # its ranks are out of step, and may still wait for this one
+    if failed():  # the other ranks are out of step, and may still be waiting for this one
         raise GeneralistError(
             "an earlier call in this process has lost the other ranks: end it, and start the job anew"
         )
-    if dist.is_initialized():  # by the caller, who also ends it
+    if dist.is_initialized():  # by the caller, who will also end it
         if "cpu:" not in dist.get_backend_config():
             raise GeneralistError(
                 "the process group that is there cannot carry messages between hosts: initialise it with the backend "
@@ -143,7 +143,7 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
     group = _join(rank, world, _place(device), timeout)
     try:
         yield group
-        group.barrier()  # nobody leaves while another still needs an answer
+        group.barrier()  # no rank leaves while another still needs it
         time.sleep(LETTING_GO)
     except BaseException as error:
         _decide_who_tells(group, error)
@@ -152,11 +152,11 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
 
 
 def _place(device: torch.device) -> torch.device:
-    """The GPU of this rank, where a GPU is wanted and none is named."""
+    """The GPU of this rank, if `device` is a GPU without a number."""
     if str(device) != "cuda":
         return device
     local, there = variable("LOCAL_RANK", 0), torch.cuda.device_count()
-    here = max(local + 1, variable("LOCAL_WORLD_SIZE", 1))  # all ranks of a node must see it, for the first to tell
+    here = max(local + 1, variable("LOCAL_WORLD_SIZE", 1))  # so that all ranks of a node fail, as only the first tells
     if here > there:
         raise GeneralistError(
             f"local rank {here - 1} has no GPU of its own: {there} are here; start with --nproc-per-node {there}, "
@@ -177,7 +177,7 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
         store = PrefixStore(_meet(PrefixStore("generalist", whole), rank, world, meeting), whole)
         whole.set_timeout(wait)
         direct = _have_own_gpus(store, rank, world, device)
-        # Small things that steer the job travel between hosts, so that no GPU is waited for.
+        # Small messages that control the job are sent between hosts, so that no GPU is waited for.
         backend = "cpu:gloo,cuda:nccl" if direct else "gloo"
         dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world, timeout=wait)
     except (RuntimeError, ValueError) as error:
@@ -189,7 +189,7 @@ def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
 
 
 def _have_own_gpus(store: Store, rank: int, world: int, device: torch.device) -> bool:
-    """Whether every rank has a GPU to itself. NCCL takes no other job; `--device cuda:0` puts all on one."""
+    """Whether every rank has a GPU to itself, which NCCL requires; `--device cuda:0` puts all ranks on one."""
     own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store.set(f"gpu/{rank}", own)
     gpus = {store.get(f"gpu/{other}").decode() for other in range(world)}
@@ -197,10 +197,10 @@ def _have_own_gpus(store: Store, rank: int, world: int, device: torch.device) ->
 
 
 def _meet(store: Store, rank: int, world: int, timeout: float) -> str:
-    """A name for this start of the job, the same on all ranks, that no earlier start has had.
+    """A name for this start of the job: the same on all ranks, and not used by any earlier start.
 
-    torchrun's store outlives the processes that it starts anew: what they find there may have been left by the dead,
-    and the count of restarts differs between nodes. So each rank asks under a name that is new, and rank 0 answers.
+    torchrun's store outlives the processes that it restarts, so they may find entries of dead ones in it, and the count
+    of restarts differs between nodes. So each rank asks under a new random name, and rank 0 answers.
     """
     own = uuid.uuid4().hex
     if rank > 0:
@@ -225,7 +225,7 @@ def _meet(store: Store, rank: int, world: int, timeout: float) -> str:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Around a call that needs other ranks: one that does not answer becomes a `LostRankError`."""
+    """Wraps a call that needs other ranks: a rank that does not answer becomes a `LostRankError`."""
     try:
         yield
     except RuntimeError as error:
@@ -233,22 +233,23 @@ def answering() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the error says, without the place in somebody's source at which it was noticed."""
+    """The first line of the message, without the source location that PyTorch puts in front."""
     line = str(error).strip().partition("\n")[0][:300]
     return line.partition("] ")[2] or line if line.startswith("[") else line
 
 
 def _decide_who_tells(group: Group, error: BaseException) -> None:
-    """The first rank that failed by itself; where none says so, one of those that lost it, naming it."""
+    """Choose the process that tells the user: the first rank with an error of its own, or if there is none, one of
+    those that have lost another rank."""
     assert group.store is not None, "only a group that `start` has made is ended by it"
     try:
         lost = _missing(group, "here", unless=_CAUSE) if isinstance(error, LostRankError) else []
         telling.teller = group.store.compare_set(_CAUSE, "", str(group.rank)) == str(group.rank).encode()
         if group.first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            _missing(group, "left")  # the store is this process's own: the others must have read it
+            _missing(group, "left")  # this process holds the store: wait until the others have read it
         else:
             group.store.set(f"left/{group.rank}", "")
-    except RuntimeError:  # the store is gone with the process that held it: nobody else can be asked
+    except RuntimeError:  # the process that held the store is gone, so no other rank can be asked
         telling.teller, lost = True, []
     if isinstance(error, LostRankError):
         names = f"rank {', '.join(map(str, lost))}" if lost else "another rank"
@@ -256,12 +257,13 @@ def _decide_who_tells(group: Group, error: BaseException) -> None:
             f"{names} has died, or has not answered for {group.timeout:g} s ({error}). Go on with --resume, "
             "with a longer timeout if it was only slow",
         )
-    if not isinstance(error, InterruptedRunError):  # to which all have agreed
+    if not isinstance(error, InterruptedRunError):  # which is not one rank's failure: all have agreed to stop
         telling.label = f"rank {group.rank}: "
 
 
 def _missing(group: Group, sign: str, *, unless: str | None = None) -> list[int]:
-    """Give a sign, and wait for those of all ranks: which have given none. No rank, where somebody sets `unless`."""
+    """Give a sign, wait for those of the other ranks, and return the ranks that gave none. Empty if any rank sets
+    `unless`."""
     store = group.store
     assert store is not None
     store.set(f"{sign}/{group.rank}", "")

@@ -1,8 +1,8 @@
-"""Errors that are told to the user in one or two clear lines, never as a traceback."""
+"""Errors that are shown to the user in one or two clear lines, never as a traceback."""
 
 
 class GeneralistError(Exception):
-    """Something the user can mend: the command line prints it and exits with `exit_code`."""
+    """Something the user can fix: the command line prints it and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -17,7 +17,7 @@ class RecipeError(GeneralistError):
 
 
 class DataError(GeneralistError):
-    """A data set that is missing, damaged or not what its name says."""
+    """A data set that is missing, damaged or not what it should be."""
 
 
 class RunError(GeneralistError):
@@ -29,7 +29,7 @@ class DivergedError(GeneralistError):
 
 
 class SweepError(GeneralistError):
-    """A sweep, its storage or one of its expressions that cannot be used as asked."""
+    """A sweep, its storage or one of its expressions cannot be used as asked."""
 
 
 class InterruptedRunError(GeneralistError):

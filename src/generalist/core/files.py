@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: atomic writes, checksums, clear errors for a full disk."""
+"""Files that are either complete or absent: atomic writes, checksums, clear errors for a full disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextlib.contextmanager
 def clear_write_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a missing permission and their like into one clear line."""
+    """Turn a full disk, a missing permission and the like into one clear line."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -36,7 +36,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
 
 
 def _of_the_system(error: BaseException | None) -> OSError | None:
-    """The error of the system that is behind it: PyTorch, which closes its file after that, raises one of its own."""
+    """The system's error behind this one. PyTorch, for example, closes its file after that and raises its own error."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error
@@ -44,7 +44,7 @@ def _of_the_system(error: BaseException | None) -> OSError | None:
 
 @contextlib.contextmanager
 def clear_read_errors(path: Path) -> Iterator[None]:
-    """Turn a directory or file that the system does not let us read into one clear line."""
+    """Turn a failure to read a directory or file into one clear line."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def clear_read_errors(path: Path) -> Iterator[None]:
 
 
 def try_lock(stream: IO[Any], path: Path) -> bool:
-    """Take the lock of an open file, which ends with the process that holds it; whether nobody else had it."""
+    """Lock an open file until this process ends; returns False if another process holds the lock."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,7 +84,7 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], None]) -> str:
 
 
 def check_target(path: Path, suffix: str) -> None:
-    """Before anything is run for it: that a file can be written there, and takes no place of another kind of file."""
+    """Check, before anything is run for it, that a file can be written there and replaces no file of another kind."""
     if path.is_dir():
         raise RunError(f"{path} is a directory: name a file, as in {path / f'name{suffix}'}")
     if path.exists() and path.suffix.lower() != suffix:
@@ -93,7 +93,7 @@ def check_target(path: Path, suffix: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Before anything is run for it: that files can be written into this folder, which is made where there is none."""
+    """Check, before anything is run for it, that files can be written to this folder; it is made if needed."""
     with clear_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -102,7 +102,7 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One process at a time, by a lock on a file or directory; where that cannot be locked, all of them at once."""
+    """Let only one process at a time in, by a lock on a file or directory; if it cannot be locked, let all in."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -112,7 +112,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Move a file over another one, so that a power cut leaves one of the two."""
+    """Move a file over another one, so that a power cut leaves either the old or the new one."""
     source.replace(target)
     _sync_directory(target.parent)
 

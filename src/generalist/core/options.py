@@ -33,7 +33,7 @@ class Options(BaseModel):
 
 
 def foremost(error: ValidationError) -> ErrorDetails:
-    """The first complaint; of a missing field rather that of an unknown one beside it, which may be a typo."""
+    """The first complaint; but instead of a missing field, an unknown one beside it, which may be its misspelling."""
     first, *others = error.errors()
     if first["type"] == "missing":
         for other in others:
@@ -43,7 +43,7 @@ def foremost(error: ValidationError) -> ErrorDetails:
 
 
 def first_problem(error: ValidationError) -> str:
-    """What is wrong first of all, in one line: `field.within: message`."""
+    """The first complaint in one line: `field.within: message`."""
     problem = foremost(error)
     place = ".".join(str(part)[:60] for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
@@ -67,7 +67,7 @@ def parse_number(value: Any) -> Any:
 
 
 def format_number(value: float) -> float | str:
-    """What reads better as a fraction is written as one: 8/255 and 1/3, not 0.03137254901960784."""
+    """The number as a fraction, where that reads better: 8/255 and 1/3, not 0.03137254901960784."""
     if value == round(value, 6):
         return value
     for denominator in (3, 6, 7, 9, 255):
@@ -82,7 +82,7 @@ def format_number(value: float) -> float | str:
 
 
 LARGEST = 1e18
-"""The product of two such numbers is still one in single precision."""
+"""Small enough that the product of two such numbers does not overflow in single precision."""
 
 
 def check_size(value: float) -> float:
@@ -92,7 +92,7 @@ def check_size(value: float) -> float:
 
 
 Number = Annotated[float, BeforeValidator(parse_number), AfterValidator(check_size), PlainSerializer(format_number)]
-"""A float of no extreme size that a recipe may also write as a fraction."""
+"""A float, not extremely large, that a recipe may also write as a fraction."""
 
 Positive = Annotated[Number, Field(gt=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]

@@ -1,4 +1,4 @@
-"""YAML as plain data: safe on hostile text, and changed by `a.b.0.c=value`."""
+"""YAML as plain data: reading that is safe on hostile text, merging, and overrides such as `a.b.0.c=value`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str, where: str) -> Any:
-    """The plain data that `text` says."""
+    """The plain data that `text` contains; `where` names it in errors."""
     try:
         return yaml.load(text, Loader=_Loader)
     except Exception as error:  # a crafted scalar can fail anywhere in the constructors; none may end in a traceback
@@ -52,12 +52,12 @@ def dump_yaml(value: Any, *, ascii_only: bool = False) -> str:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, mapping by mapping; lists, and schedules with breakpoints of their own, replace whole."""
+    """`above` over `below`, mapping by mapping; lists, and schedules with their own breakpoints, are replaced whole."""
     return _merge(below, above, lambda key, value: _is_schedule(value))
 
 
 def apply_change(below: Mapping[str, Any], above: Mapping[str, Any], *, whole: Collection[str]) -> dict[str, Any]:
-    """As `merge`, but an empty mapping clears, and the mappings named in `whole` replace like lists."""
+    """Like `merge`, but an empty mapping clears, and mappings under the keys in `whole` replace like lists."""
     return _merge(below, above, lambda key, value: not value or key in whole or _is_schedule(value))
 
 
@@ -79,7 +79,7 @@ def _is_schedule(value: Any) -> bool:
 
 
 def read_override(override: str) -> tuple[str, Any]:
-    """The path and the value of `a.b.0.c=value`: YAML, but one that begins with # is a text and no comment."""
+    """The path and the value of `a.b.0.c=value`; the value is YAML, but a leading # does not begin a comment."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise RecipeError("", f"--set {override[:200]!r}: write it as field.path=value")
@@ -90,14 +90,13 @@ def read_override(override: str) -> tuple[str, Any]:
 def set_field(raw: dict[str, Any], override: str, *, resolved: Callable[[], Any]) -> None:
     """Apply `a.b.0.c=value` in place.
 
-    Only the named field is written, so that its neighbours stay open to defaults. Where the path leads into a short
-    form, a list or a schedule (whose breakpoints and values belong together), the long form of that is taken from
-    `resolved()` first.
+    Only the named field is written, so that its neighbours keep their defaults. If the path leads into a short form, a
+    list or a schedule (whose breakpoints and values belong together), its long form is first taken from `resolved()`.
     """
     path, value = read_override(override)
     *parents, last = path.split(".")
     node: Any = raw
-    resolved = functools.cache(resolved)  # before the first change, and once
+    resolved = functools.cache(resolved)  # called at most once, before anything is changed
     for depth, part in enumerate(parents):
         node = _descend(node, part, parents[: depth + 1], resolved)
     if isinstance(node, list):
@@ -126,11 +125,11 @@ def _look_up(value: Any, parents: list[str]) -> Any:
 
 
 def _position(node: list[Any], part: str, path: str) -> int:
-    """A list's element by position or, where elements have names, by name."""
+    """The position of a list's element, given as such or by the element's name."""
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in node]
     if part in names:
         return names.index(part)
-    # A long string of digits is no position, and Python refuses to convert the longest ones.
+    # A long string of digits is no position, and Python refuses to convert very long ones.
     if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
         known = f": {', '.join(str(name)[:40] for name in names[:8])}" if any(names) else ""
         raise RecipeError(path[:200], f"--set: there is no element {part[:40]!r} in a list of {len(node)}{known}")

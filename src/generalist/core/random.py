@@ -48,7 +48,7 @@ def _mix(z: Tensor) -> Tensor:
 
 @for_the_compiler(torch.compiler.assume_constant_result)
 def _root(seed: int, purpose: str) -> int:
-    """The hash of what is known before any tensor: computed on the host, once; a constant to a compiler."""
+    """The hash of the seed and the purpose, computed once on the host; a constant for the compiler."""
     return _hashed(seed, purpose)
 
 
@@ -59,7 +59,7 @@ def _hashed(seed: int, purpose: str) -> int:
 
 
 def host_seed(seed: int, purpose: str, key: int) -> int:
-    """A 63-bit integer for generators that are not ours: dropout and its like draw from torch's."""
+    """A 63-bit seed for torch's own generators, from which dropout and the like draw."""
     return _hashed(seed, f"{purpose}/{key}") & ((1 << 63) - 1)
 
 
@@ -71,12 +71,13 @@ def bits(
         device = next((key.device for key in keys if isinstance(key, Tensor)), torch.device("cpu"))
     state = torch.full((), _root(seed, purpose), dtype=torch.int64, device=device)
     for key in keys:
-        # Mixing after each key makes (1, 2) and (2, 1), or (12,) and (1, 2), unrelated.
+        # Mixed after each key, so that (1, 2) and (2, 1), or (12,) and (1, 2), are unrelated.
         state = _mix(state * _MIX_1 + (key.to(torch.int64) if isinstance(key, Tensor) else key) + _GOLDEN)
     count = 1
     for size in shape:
         count *= size
-    # state + position * golden, with the product last: compilers give a product of positions alone too narrow a type.
+    # This is state + position * golden, with the product last: the compiler gives a product of positions alone too
+    # narrow a type.
     position = torch.arange(1, count + 1, dtype=torch.int64, device=device)
     lead = state.shape
     return _mix((state.reshape(-1, 1) * _GOLDEN_INVERSE + position) * _GOLDEN).reshape((*lead, *shape))
@@ -105,7 +106,7 @@ def integers(
 
 @for_the_compiler(torch.compiler.disable)
 def _normal_table(device: torch.device) -> Tensor:
-    """A table to a compiler, not code to look into."""
+    """The table, hidden from the compiler, which would otherwise trace the code that makes it."""
     return _computed_normal_table(device)
 
 

@@ -1,4 +1,4 @@
-"""Which process of a job this is, as torchrun's environment says, and whether it is the one that talks to the user."""
+"""Which process of a torchrun job this is, and whether it is the one that talks to the user."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from generalist.core.errors import GeneralistError
 
 @dataclass
 class Telling:
-    """Who tells the user of a failure."""
+    """Which process tells the user of a failure."""
 
     joined: bool = False
-    """Whether this process has met the others of a job."""
+    """Whether this process has joined the others of a job."""
     teller: bool | None = None
-    """Whether this process does; None: no group has failed."""
+    """Whether it is this process; None: no group has failed."""
     label: str = ""
-    """What its message begins with."""
+    """The beginning of its message."""
 
 
 telling = Telling()
 
 
 def launched() -> tuple[int, int]:
-    """(rank, world size) by the environment that torchrun sets; (0, 1) where there is none."""
+    """(rank, world size) from the environment that torchrun sets; (0, 1) without it."""
     return (variable("RANK", 0), variable("WORLD_SIZE", 1)) if "WORLD_SIZE" in os.environ else (0, 1)
 
 
@@ -39,14 +39,14 @@ def tells() -> bool:
         return telling.teller
     try:
         return launched()[0] == 0
-    except GeneralistError:  # an environment that names no rank: this is what there is to tell
+    except GeneralistError:  # the environment is broken, which is just what has to be told
         return True
 
 
 def complains() -> bool:
-    """Whether this process is the one that tells the user of a failure: of several that fail together, one does.
+    """Whether this process is the one that tells the user of a failure: only one of several that fail together is.
 
-    Before they have met, one on each node: what is wrong there may be so on that node alone.
+    Before they have joined, it is one on each node, as something may be wrong on that node alone.
     """
     if telling.teller is not None:
         return telling.teller
@@ -58,17 +58,17 @@ def complains() -> bool:
 
 
 def joined() -> bool:
-    """Whether this process has been part of a job of several: such a one is not taken down by the interpreter."""
+    """Whether this process has been part of a job of several, so that it must end without the interpreter's cleanup."""
     return telling.joined
 
 
 def failed() -> bool:
-    """Whether the job that this process belongs to has."""
+    """Whether the job that this process belongs to has failed."""
     return telling.teller is not None
 
 
 def label() -> str:
-    """`rank N: ` where a failure is that rank's, else nothing."""
+    """`rank N: ` if the failure is that of one rank, else nothing."""
     return telling.label
 
 

@@ -1,6 +1,6 @@
-"""Named things that a recipe can ask for, and things of the user's own by import path.
+"""Objects that a recipe can ask for by name, and the user's own objects by import path.
 
-An import path in a recipe runs code, so it is refused unless the caller said that the recipe's author is trusted.
+An import path in a recipe runs code, so it is refused unless the caller trusts the recipe's author.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def import_object(path: str, *, trust_code: bool) -> Any:
 
 
 def unknown_name(kind: str, name: str, known: list[str], *, listing: str | None = None) -> str:
-    """The sentence that says a name is unknown, with the nearest known one, and with all of them.
+    """The message that a name is unknown, with the most similar known name and a list of all of them.
 
-    Where there are too many for a line, `listing` is the command that lists them, and is named instead.
+    If there are too many for a line, pass `listing`, the command that lists them, to be named instead.
     """
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -51,14 +51,14 @@ def unknown_name(kind: str, name: str, known: list[str], *, listing: str | None 
 
 
 class Registry(Generic[T]):
-    """A table from names to things of one kind."""
+    """A table of named objects of one kind."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._things: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: make the thing known as `name`."""
+        """Decorator: register the object as `name`."""
 
         def add(thing: T) -> T:
             if name in self._things:
@@ -69,7 +69,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str, *, trust_code: bool = False) -> T:
-        """The thing registered as `name`, or imported from it where it is an import path."""
+        """The object registered as `name`, or imported if `name` is an import path."""
         if name in self._things:
             return self._things[name]
         if is_import_path(name):

@@ -16,11 +16,11 @@ from generalist.core.errors import RunError
 from generalist.core.files import clear_write_errors, try_lock
 
 GLOBAL = "global"
-"""The global learner's name, where learners have theirs."""
+"""The global learner's name in snapshots and records, beside the learners' names."""
 AVERAGE = ".average"
-"""Behind a learner's name: the average of its own weights."""
+"""Suffix of a learner's name: the average of its own weights."""
 PART = ".part"
-"""Behind a learner's name: its part of the global learner."""
+"""Suffix of a learner's name: its part of the global learner."""
 
 _WRITTEN_FIRST = r"environment\.json|\.(environment\.json|recipe\.yaml)\.\d+\.tmp"
 _BEGINNING = re.compile(rf"\.lock|{_WRITTEN_FIRST}|stages|stages/[^/]+|stages/[^/]+/({_WRITTEN_FIRST}|recipe\.yaml)")
@@ -65,7 +65,7 @@ class RunDirectory:
         return RunDirectory(self.path / "stages" / name)
 
     def snapshot_epochs(self) -> list[int]:
-        """Epochs of which a snapshot lies here, oldest first."""
+        """Epochs that have a snapshot here, oldest first."""
         if not self.snapshots.is_dir():
             return []
         return sorted(int(p.name) for p in self.snapshots.iterdir() if p.name.isdecimal())
@@ -74,7 +74,7 @@ class RunDirectory:
         return self.recipe.is_file()
 
     def require(self) -> RunDirectory:
-        """Itself, or an error where no run lies here."""
+        """Itself; raises an error if there is no run here."""
         if not self.exists():
             what = (
                 "a file"
@@ -87,23 +87,23 @@ class RunDirectory:
         return self
 
     def barely_begun(self) -> bool:
-        """Whether nothing lies here but what a run leaves that was killed before its recipe was written."""
+        """Whether this holds only the remains of a run that was killed before its recipe was written."""
         for path in self.path.rglob("*"):
             if not _BEGINNING.fullmatch(path.relative_to(self.path).as_posix()):
                 return False
             if path.name == "environment.json":
                 found = RunDirectory(path.parent).read_environment()
-                if found is None or "generalist" not in found:  # somebody else's, of the same name
+                if found is None or "generalist" not in found:  # another program's file of the same name
                     return False
-            if path.name == "recipe.yaml" and not (path.parent / "environment.json").is_file():  # that one comes first
+            if path.name == "recipe.yaml" and not (path.parent / "environment.json").is_file():  # written before it
                 return False
             if path.name == ".lock" and path.stat().st_size > 0:
                 return False
         return True
 
     def keeps(self, path: Path) -> bool:
-        """Whether a file lies where a run has weights, or somebody has put some beside them. A recipe alone is no run:
-        any folder may have one."""
+        """Whether a weights file belongs to this run: it lies beside the run's own files, or in one of its folders for
+        weights. The run needs more than a recipe, which any folder may have."""
         try:
             parts = path.absolute().relative_to(self.path.absolute()).parts
         except ValueError:
@@ -112,7 +112,7 @@ class RunDirectory:
         return placed and self.exists() and self.environment.is_file()
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every whole line of metrics.jsonl."""
+        """Every complete line of metrics.jsonl."""
         if not self.metrics.is_file():
             return []
         lines = self.metrics.read_bytes().split(b"\n")[:-1]
@@ -126,24 +126,24 @@ class RunDirectory:
         return records
 
     def append_metrics(self, line: bytes) -> None:
-        """On the disk before anything that comes after it."""
+        """Append a line, and force it to the disk before anything else is written."""
         with clear_write_errors(self.metrics), self.metrics.open("ab") as stream:
             stream.write(line)
             stream.flush()
             os.fsync(stream.fileno())
 
     def cut_metrics(self, size: int) -> int:
-        """Forget what lies beyond so many bytes, and what is left of a line there; returns what remains."""
-        if not self.metrics.exists():  # a file that is opened to be cut would be made
+        """Cut the log to at most `size` bytes, and to complete lines; returns its new size."""
+        if not self.metrics.exists():
             return 0
         with clear_write_errors(self.metrics), self.metrics.open("rb+") as stream:
-            # A power cut may have taken the log's end, in the middle of a line, but left the checkpoint.
+            # A power cut may have lost the end of the log, from the middle of a line, and kept the checkpoint.
             whole = stream.read(min(size, self.metrics.stat().st_size)).rfind(b"\n") + 1
             stream.truncate(whole)
         return whole
 
     def read_environment(self) -> dict[str, Any] | None:
-        """What environment.json says; None where there is none."""
+        """The contents of environment.json; None if there is none."""
         if not self.environment.is_file():
             return None
         try:
@@ -156,14 +156,14 @@ class RunDirectory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while training: two processes that write one run would destroy it."""
+        """Held while training: two processes that write to the same run would destroy it."""
         lock = self.path / ".lock"
-        for path in (lock, self.metrics):  # the files that are written in place: all others are replaced whole
+        for path in (lock, self.metrics):  # the files that are written in place; all others are replaced as a whole
             if path.is_symlink():
                 raise RunError(f"{path} is a link, and writing to it would change another file: remove it")
         with clear_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("a")  # what somebody has in a file of that name stays
+            stream = lock.open("a")  # not "w", which would empty somebody's own file of that name
         with stream:
             if not try_lock(stream, self.path):
                 raise RunError(f"{self.path} is in use by another process")
@@ -179,7 +179,7 @@ def _finite(text: str) -> float:
 
 
 def next_free(parent: Path, name: str) -> Path:
-    """`parent/name`, or `parent/name-2`, `-3`, ... where that is taken."""
+    """`parent/name`, or `parent/name-2`, `-3`, ... if that is taken."""
     path, number = parent / name, 1
     while path.exists():
         number += 1

@@ -11,18 +11,18 @@ from pydantic import Discriminator, Tag, model_validator
 from generalist.core.options import Decay, Number, Options
 
 MAX_BREAKPOINTS = 1000
-"""More than anybody draws by hand, and few enough to check at once."""
+"""More than anybody writes by hand, and few enough to check quickly."""
 
 
 def whole_epochs(epochs: float) -> int:
-    """The nearest number of them; a half is rounded up, where Python's `round` takes the even one."""
+    """Rounded to the nearest integer; a half is rounded up, where Python's `round` would round to even."""
     return int(epochs + 0.5)
 
 
 class Schedule(Options):
     """A piecewise-linear value. A recipe may write a bare number for a constant.
 
-    Two equal positions make a jump; the later value holds from there on.
+    Two equal positions make a jump, from which on the later value holds.
     """
 
     fractions: list[Number] | None = None
@@ -32,7 +32,7 @@ class Schedule(Options):
     """Breakpoints in epochs, counted from 0, the start of training."""
 
     values: list[Number]
-    """The value at each breakpoint; before the first and after the last it stays constant."""
+    """The value at each breakpoint; it is constant before the first and after the last."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,12 +72,12 @@ class Schedule(Options):
         positions, values = self.positions, self.values
         if position < positions[0]:
             return values[0]
-        # The last breakpoint at or before the position: after a jump, its upper side.
+        # The last breakpoint at or before the position; at a jump, the later of the two.
         left = bisect_right(positions, position) - 1
         if left + 1 == len(positions):
             return values[left]
         if values[left] == values[left + 1]:
-            return values[left]  # to the bit: the sum below may round
+            return values[left]  # exactly: the sum below may round
         width = positions[left + 1] - positions[left]
         share = (position - positions[left]) / width
         return values[left] * (1 - share) + values[left + 1] * share
@@ -88,7 +88,7 @@ class Schedule(Options):
 
 
 def _form(value: Any) -> str:
-    """Which of the two a `DecaySchedule` is; no word that a field could have, so that errors name the field alone."""
+    """The tag of a `DecaySchedule`. In parentheses, so that it is not taken for a field's name in an error's path."""
     return "(schedule)" if isinstance(value, dict | Schedule) else "(number)"
 
 
