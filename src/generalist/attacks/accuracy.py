@@ -1,4 +1,4 @@
-"""A model's logits and which images it classifies rightly as they are."""
+"""A model's logits, and which natural images it classifies correctly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from generalist.tensors.modes import frozen
 
 @torch.no_grad()
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """Logits in evaluation mode and at least single precision; the model is given back as it was."""
+    """Logits in evaluation mode and at least single precision; afterwards the model is as it was."""
     with frozen(model):
         return widen(model(x))
 
 
 def correct_natural(model: nn.Module, batch: Batch) -> Tensor:
-    """Per sample, whether it is classified rightly as it is."""
+    """Per sample, whether the natural image is classified correctly."""
     return answers(logits_of(model, batch.x), batch.index) == batch.y

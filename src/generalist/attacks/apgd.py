@@ -1,8 +1,8 @@
 """Auto-PGD: projected gradient ascent with momentum that finds its own step size.
 
 Croce and Hein, "Reliable evaluation of adversarial robustness with an ensemble of diverse parameter-free attacks"
-(ICML 2020), algorithm 1, for linf and l2; for l1 the search of `apgd_l1`. The loop waits for nothing on the device and
-keeps its shapes: what happens to some samples alone is a mask.
+(ICML 2020), algorithm 1, for linf and l2; for l1 the search of `apgd_l1`. The loop never waits for the device, and all
+shapes stay the same: what concerns only some samples is done by masks.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from generalist.data.sets import Batch
 from generalist.tensors.capture import Given
 
 MOMENTUM = 0.75
-"""Weight of the gradient step; the rest goes to the step before it. The first step has none before it."""
+"""Weight of the gradient step; the previous step gets the rest. The first step has no previous one."""
 
 FIRST_STEP = 2.0
 """Length of the first steps, in units of eps."""
 
 RHO = 0.75
-"""The share of steps since the last checkpoint that must raise the loss, lest the step be halved."""
+"""The step size is halved if a smaller share than this of the steps since the last checkpoint raised the loss."""
 
 LOSSES: dict[str, SampleLoss] = {"ce": losses.cross_entropy, "dlr": losses.dlr}
 
 
 def checkpoints(steps: int) -> list[int]:
-    """The iterations after which step sizes are looked at: 22, 41, 57, 70, 80, 87, 93, 99 of 100.
+    """The iterations after which step sizes are reconsidered: 22, 41, 57, 70, 80, 87, 93, 99 of 100.
 
-    Periods, in hundredths of all steps, begin at 22 and shrink by 3 down to 6; each end is rounded up.
+    The periods between them, in percent of all steps, start at 22 and shrink by 3 down to 6; each end is rounded up.
     """
     ends, end, period = [], 22, 22
     while end <= 100:
@@ -52,10 +52,10 @@ def checkpoints(steps: int) -> list[int]:
 
 
 class Climb(NamedTuple):
-    """What a step of Auto-PGD reads and changes."""
+    """The state that a step of Auto-PGD reads and changes."""
 
     previous: Tensor
-    """The images before the last step; those after it are where the trail ends."""
+    """The images before the last step; `trail.here` has those after it."""
     rises: Tensor
     """Steps since the last checkpoint that raised the loss, [B]."""
     trail: Trail
@@ -74,7 +74,7 @@ def search(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: 
         given = (x, size, *labels)
         climb = step(climb, given) if i > 1 else _step(ascent, threat, 1.0, climb, given)
         if i in ends:
-            # Too few steps went up, or a whole period with the present step size found nothing better.
+            # Too few steps went up, or a whole period with the current step size found nothing better.
             best = climb.trail.best
             halved = (climb.rises < RHO * (i - last)) | (~halved & (best.loss <= best_then))
             size = torch.where(halved, size / 2, size)
@@ -93,7 +93,7 @@ def _step(ascent: Ascent, threat: Threat, momentum: float, climb: Climb, given: 
 
 
 def _back_to_best(climb: Climb, where: Tensor) -> Climb:
-    """Go on from the best point where asked for, and count rises anew."""
+    """Continue from the best point `where` the mask says so, and restart the count of rises."""
     here, best = climb.trail.here, climb.trail.best
     here = Point(
         x=pick(where, best.x, here.x),
@@ -109,16 +109,16 @@ SEARCHES: dict[str, Search] = {"linf": search, "l2": search, "l1": search_l1}
 
 @dataclass(frozen=True, kw_only=True)
 class APGD(InRounds):
-    """Auto-PGD without target: `apgd-ce`, `apgd-dlr`. Below three classes DLR is the margin."""
+    """Untargeted Auto-PGD: `apgd-ce`, `apgd-dlr`. With fewer than three classes, DLR is the margin."""
 
     loss: Literal["ce", "dlr"] = "ce"
-    """What is made larger: cross-entropy, or the difference of logits ratio."""
+    """What is maximised: cross-entropy, or the difference of logits ratio."""
     steps: int = 100
-    """Gradient steps of a restart."""
+    """Gradient steps per restart."""
     restarts: int = 1
     """Rounds, each from its own random start."""
     draws: int = 1
-    """Forward and backward passes a step whose gradients are averaged, for models that answer at random (EOT)."""
+    """Passes per step, whose gradients are averaged, for models with random outputs (EOT)."""
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
@@ -130,7 +130,7 @@ class APGD(InRounds):
         return f"apgd-{self.loss}"
 
     def rounds(self, num_classes: int) -> int:
-        """A round a restart, whatever the number of classes."""
+        """One round per restart, whatever the number of classes."""
         return self.restarts
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
@@ -146,13 +146,13 @@ class APGD(InRounds):
 class TargetedAPGD(InRounds):
     """Auto-PGD towards each of the likeliest wrong classes: `apgd-t`.
 
-    The loss is the targeted DLR; below four classes the difference of the target's and the label's logits.
+    The loss is the targeted DLR; with fewer than four classes, the difference of the target's and the label's logits.
     """
 
     targets: int = 9
-    """Wrong classes to try, likeliest first; all of them where there are fewer."""
+    """Wrong classes to try, likeliest first; all of them if there are fewer."""
     steps: int = 100
-    """Gradient steps for a target and restart."""
+    """Gradient steps per target and restart."""
     restarts: int = 1
     """How often each class is tried, each time from its own random start."""
 
@@ -164,7 +164,7 @@ class TargetedAPGD(InRounds):
         return "apgd-t"
 
     def rounds(self, num_classes: int) -> int:
-        """A round a restart and target: all targets once, then all again."""
+        """One round per target and restart: all targets once, then all again."""
         return self.restarts * self._ranks(num_classes)
 
     def _ranks(self, num_classes: int) -> int:
@@ -183,7 +183,7 @@ class TargetedAPGD(InRounds):
 
 
 def starting_point(attack: str, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Tensor:
-    """A random perturbation of norm eps: a random one from the ball, drawn out to its surface."""
+    """A random perturbation of norm eps: one drawn from the ball and stretched to its surface."""
     start = threat.random_start(seed, f"{attack}/{threat}", batch.index, round, batch.x)
     length = threat.norm(start)
     stretch = torch.where(length > 0, threat.eps / length, 1)
@@ -191,6 +191,6 @@ def starting_point(attack: str, batch: Batch, round: Tensor, *, threat: Threat, 
 
 
 def check_norm(attack: str, threat: Threat) -> None:
-    """Refuse a norm without a search."""
+    """Refuse a norm for which there is no search."""
     if threat.name not in SEARCHES:
         raise GeneralistError(f"{attack} knows no norm {threat.name!r}; it has {', '.join(SEARCHES)}")

@@ -18,28 +18,29 @@ from generalist.attacks.threats import Threat
 from generalist.tensors.capture import Given
 
 START_SIZE = 0.8
-"""Mean size of a coordinate of the start before it is projected: that of standard normal noise."""
+"""Mean size of the start's coordinates before projection: that of standard normal noise."""
 
 SPARSER = 1.5
-"""A step changes as many coordinates as the best perturbation has, over this; also the factor of the step's decay."""
+"""The best perturbation has this many times more coordinates than a step changes; also the decay of the step size."""
 
 SMALLEST_STEP = 0.1
 """Length of the smallest step, in units of eps; the largest is eps."""
 
 SETTLED = 0.95
-"""Where the best perturbation has lost less than a twentieth of its coordinates, sparsity has settled: finer steps."""
+"""If a period leaves the best perturbation at least this share of its coordinates, its sparsity has settled, and steps
+become smaller."""
 
 STAGES = ((3, 30), (2, 30), (1, 40))
-"""(radius over eps, share of the steps in percent): larger balls first, each stage from the best of the one before."""
+"""(radius over eps, percent of the steps): larger balls first; each stage starts from the best of the one before."""
 
 
 def project_to_ball_and_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
-    """The perturbation nearest to `delta` of l1 norm at most eps with which `x` stays in [0, 1].
+    """The perturbation nearest to `delta` with l1 norm at most eps that keeps `x` in [0, 1].
 
-    It is sign(delta_i) * clamp(|delta_i| - theta, 0, room_i), where room_i is the way to the wall. As theta falls, a
-    coordinate starts to grow at |delta_i| and stops at |delta_i| - room_i. Between such corners the sum of the sizes
-    grows by the number of coordinates under way. Walking the corners from the largest down gives the sum at each, and
-    theta >= 0 lies after the last corner where the sum is at most eps.
+    It is sign(delta_i) * clamp(|delta_i| - theta, 0, room_i), where room_i is the distance to the wall of the box. As
+    theta falls, a coordinate starts to grow at |delta_i| and stops at |delta_i| - room_i. Between such corners the sum
+    of the sizes grows at a rate that is the number of growing coordinates. Going through the corners from the largest
+    down gives the sum at each, and theta >= 0 lies after the last corner where the sum is at most eps.
     """
     rows, images = delta.flatten(1).double(), x.flatten(1).double()
     size = rows.abs()
@@ -49,14 +50,14 @@ def project_to_ball_and_box(x: Tensor, delta: Tensor, eps: float) -> Tensor:
     fall = F.pad(corners[:, :-1] - corners[:, 1:], (1, 0))
     sums = (fall * F.pad(growing[:, :-1], (1, 0))).cumsum(1)
     last = ((sums <= eps).sum(1, keepdim=True) - 1).clamp_min(0)
-    # Where no coordinate grows after the last corner, each is at its wall, and any theta below says so, too.
+    # Where no coordinate grows after the last corner, each is at its wall, and any smaller theta gives the same.
     theta = corners.gather(1, last) - (eps - sums.gather(1, last)) / growing.gather(1, last).clamp_min(1)
     kept = torch.minimum((size - theta.clamp_min(0)).clamp_min(0), room)
     return (rows.sign() * kept).reshape(delta.shape).to(delta.dtype)
 
 
 def sparse_step(gradient: Tensor, share: Tensor) -> Tensor:
-    """The step of l1 norm 1 that moves a `share` [B] of the coordinates, those of largest gradient, all as far."""
+    """The step of l1 norm 1 that moves a `share` [B] of the coordinates, those of largest gradient, equally far."""
     rows = torch.nan_to_num(gradient.flatten(1))
     sizes = rows.abs()
     count = (share * sizes.shape[1]).ceil().long().clamp(1, sizes.shape[1])
@@ -66,8 +67,8 @@ def sparse_step(gradient: Tensor, share: Tensor) -> Tensor:
 
 
 def search_l1(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: Threat, steps: int) -> Tensor:
-    """The most wrong image on the way from `start`, through balls of three, two and one eps."""
-    # Far out, so that projecting leaves few coordinates: starts are sparse, as the points sought are, and differ more.
+    """The most wrong image on the path from `start`, through balls of three, two and one eps."""
+    # Far out, so that projection leaves few coordinates: starts become sparse, like good perturbations, and diverse.
     start = start * (START_SIZE * x[0].numel() / threat.eps)
     point, left = x + start, steps
     for radius, percent in STAGES:
@@ -80,7 +81,7 @@ def search_l1(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threa
 
 
 def _climb(ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, eps: float, steps: int) -> Trail:
-    """Ascend in one ball, with the sparsity of `start` to begin with."""
+    """Ascend in one ball, beginning with the sparsity of `start`."""
     trail = ascent.begin(start, labels)
     total = x[0].numel()
     used = _changed(start, x)

@@ -1,4 +1,4 @@
-"""The memory of a gradient ascent: the best point so far, and the most wrong one, sample by sample."""
+"""A gradient ascent that remembers, for each sample, the best point so far and the most wrong one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from generalist.attacks.threats import Threat, widen
 from generalist.tensors.capture import State, Step, recorded
 
 Labels = tuple[Tensor, ...]
-"""The labels, and what else a loss reads sample by sample (the targets)."""
+"""The labels, and other values per sample that a loss reads (the targets)."""
 
 LabelledLoss = Callable[..., Tensor]
 """(logits [B, K], *labels) to a loss [B]."""
 
 
 def pick(mask: Tensor, chosen: Tensor, other: Tensor) -> Tensor:
-    """Images of `chosen` where the samples' mask says so, of `other` elsewhere."""
+    """Images from `chosen` where the mask [B] is true, from `other` elsewhere."""
     return torch.where(per_sample(mask, other), chosen, other)
 
 
@@ -35,33 +35,32 @@ class Point(NamedTuple):
 
 
 class Trail(NamedTuple):
-    """Where an ascent is, and what it remembers of its way."""
+    """Where an ascent is, and what it remembers of its path."""
 
     here: Point
-    """The point visited last."""
+    """The latest point."""
 
     best: Point
     """For each sample the point of largest loss."""
 
     most_wrong: Tensor
-    """For each sample the image of largest margin: misclassified if any was, and the safest of these from rounding."""
+    """For each sample the image of largest margin: misclassified if any was, and by as much as possible."""
 
     margin: Tensor
     """The margin of `most_wrong`."""
 
 
 class Ascent:
-    """Visits points on the way up. One whose loss is nan is never the best, nor the most wrong where its margin is.
-
-    Nothing is larger than nan, so a first point without a number counts as -inf.
+    """Visits points on the way up. A point whose loss is nan is never the best, and with a nan margin never the most
+    wrong; as nothing compares as larger than nan, a nan at the first point is replaced by -inf.
     """
 
     def __init__(self, model: Classifier, loss: LabelledLoss, *, key: Hashable = None, draws: int = 1) -> None:
-        """`key` names the attack with its settings, for a network whose recorder tells attacks apart by it."""
+        """`key` identifies the attack and its settings, for networks that record steps."""
         self._model, self._loss, self._key, self._draws = model, loss, key, draws
 
     def repeated(self, name: str, step: Step[State], *settings: Hashable) -> Step[State]:
-        """A step that is taken many times, recorded where the network allows it. It closes over these settings."""
+        """A step that is taken many times, recorded where the network allows it; `settings` are what it closes over."""
         return recorded(self._model, (self._key, name, *settings), step)
 
     def begin(self, x: Tensor, labels: Labels) -> Trail:
@@ -71,7 +70,7 @@ class Ascent:
         return Trail(here=point, best=point, most_wrong=x, margin=_ordered(margins))
 
     def go(self, trail: Trail, x: Tensor, labels: Labels) -> Trail:
-        """Visit the next one."""
+        """Visit the next point."""
         point, margins = self._measure(x, labels)
         better = point.loss > trail.best.loss
         best = Point(
@@ -83,7 +82,7 @@ class Ascent:
         return Trail(here=point, best=best, most_wrong=most_wrong, margin=torch.fmax(margins, trail.margin))
 
     def _measure(self, x: Tensor, labels: Labels) -> tuple[Point, Tensor]:
-        """Loss, gradient and margin at `x`: of one pass, or means over several where the model answers at random."""
+        """Loss, gradient and margin at `x`, as means over the passes (more than one for models with random outputs)."""
         point, margins = self._pass(x, labels)
         if self._draws == 1:
             return point, margins
@@ -103,7 +102,7 @@ class Ascent:
 
 
 class Search(Protocol):
-    """A way up for one norm, from the perturbation `start` of `x`; the answer is the most wrong image on it."""
+    """An ascent for one norm, from the perturbation `start` of `x`; returns the most wrong images on its path."""
 
     def __call__(
         self, ascent: Ascent, x: Tensor, labels: Labels, start: Tensor, *, threat: Threat, steps: int

@@ -1,4 +1,4 @@
-"""AutoAttack (Croce & Hein 2020): attacks one after the other, each on what those before it did not break."""
+"""AutoAttack (Croce & Hein 2020): attacks in sequence, each on the samples that those before it did not break."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STANDARD: tuple[Attack, ...] = (APGD(), TargetedAPGD(), FAB(targets=9), Square()
 """The reference's `standard`: apgd-ce; apgd-t and fab-t with 9 targets; 100 steps each; square with 5,000 queries."""
 
 STANDARD_L1: tuple[Attack, ...] = (APGD(restarts=5), TargetedAPGD(targets=5), FAB(targets=9), Square())
-"""The reference's `standard` for l1: more starts of apgd-ce, fewer targets of apgd-t."""
+"""The reference's `standard` for l1: more restarts of apgd-ce, fewer targets of apgd-t."""
 
 PLUS: tuple[Attack, ...] = (
     APGD(restarts=5),
@@ -27,21 +27,21 @@ PLUS: tuple[Attack, ...] = (
     TargetedAPGD(),
     FAB(targets=9),
 )
-"""The reference's `plus`: five restarts of the attacks without target, and those of `standard`."""
+"""The reference's `plus`: five restarts of the untargeted attacks, and those of `standard`."""
 
 RAND: tuple[Attack, ...] = (APGD(draws=20), APGD(loss="dlr", draws=20))
-"""The reference's `rand`, for models that answer at random: each gradient is the mean over 20 passes."""
+"""The reference's `rand`, for models with random outputs: each gradient is the mean over 20 passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
-    """An ensemble: `aa`, `aa-plus`, `aa-rand`. A sample that is broken leaves; the later attacks see the rest only."""
+    """An ensemble: `aa`, `aa-plus`, `aa-rand`. Later attacks only see the samples that are not broken yet."""
 
     name: str = "aa"
     attacks: tuple[Attack, ...] = STANDARD
 
     def attacks_for(self, threat: Threat) -> tuple[Attack, ...]:
-        """The attacks in their order; the standard ensemble has other settings for l1."""
+        """The attacks in order; the standard ensemble has other settings for l1."""
         return STANDARD_L1 if self.attacks == STANDARD and threat.name == "l1" else self.attacks
 
     def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:

@@ -1,4 +1,4 @@
-"""What every evaluation attack is: a small object with a name that turns a batch into a verdict."""
+"""The interface of evaluation attacks: a small object with a name, which turns a batch into a verdict."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SLACK = 1e-6
 """Relative room for rounding when a perturbation is checked against its ball: float32 keeps about seven digits."""
 
 HAIR = 1e-3
-"""How far outside of its ball, as a share of eps, a perturbation may lie by rounding alone. A CPU adds up the squares
-of 3x512x512 pixels in float32 with an error in the sixth digit, and the sizes that l1 sorts with one in the fourth."""
+"""How far outside of its ball, as a share of eps, rounding alone may put a perturbation. On a CPU in float32, a sum of
+squares over 3x512x512 pixels is wrong in the sixth digit, and the sums in the projection onto l1 in the fourth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Found:
     """Images inside ball and box: adversarial where `broken`, the attack's best try elsewhere."""
 
     broken: Tensor
-    """bool [B]: misclassified, as a forward pass of `x` itself says."""
+    """bool [B]: misclassified, by a forward pass on `x` itself."""
 
 
 class Attack(Protocol):
@@ -43,11 +43,11 @@ class Attack(Protocol):
     def name(self) -> str: ...
 
     def rounds(self, num_classes: int) -> int:
-        """How many rounds there are against a model of so many classes."""
+        """The number of rounds against a model with so many classes."""
         ...
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
-        """Attack each sample in its own round: int64 [B], each from 0 to less than `rounds`."""
+        """Attack each sample in the round given for it, int64 [B]: from 0 to below `rounds`."""
         ...
 
     def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
@@ -57,12 +57,12 @@ class Attack(Protocol):
 
 @torch.no_grad()
 def verdict(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Found:
-    """Check an attack's images after the fact and see which of them the model gets wrong.
+    """Check an attack's images, and see which of them the model gets wrong.
 
-    Where an image has left the ball or the box, or is nan, the original takes its place: no attack earns a success by
-    leaving its threat model. One that lies outside by rounding alone is drawn back first: its success is one.
+    An image that has left the ball or the box, or is nan, is replaced by the original: no attack may succeed by
+    leaving its threat model. One that rounding alone has put outside is first drawn back in, and can succeed.
     """
-    if batch.x.dtype in (torch.float16, torch.bfloat16):  # their rounding alone leaves the ball, and no success is one
+    if batch.x.dtype in (torch.float16, torch.bfloat16):  # their rounding is too coarse to stay in the ball
         raise GeneralistError(f"attacks need images in float32 or float64, not {batch.x.dtype}: give batch.x.float()")
     x = _drawn_back(x, batch.x, threat)
     inside = threat.norm((x - batch.x).double()) <= _limit(threat)
@@ -78,20 +78,20 @@ def _limit(threat: Threat) -> float:
 
 
 def _drawn_back(x: Tensor, natural: Tensor, threat: Threat) -> Tensor:
-    """The images, those that lie a hair outside of the ball a hair inside: every norm shrinks as the perturbation."""
+    """The images, where those that lie a hair outside of the ball are scaled back to a hair inside it."""
     delta = (x - natural).double()
     size = threat.norm(delta)
     outside = (size > _limit(threat)) & (size <= (1 + HAIR) * threat.eps)
-    # A little more than needed: the image is rounded once more.
+    # A little further than needed, because the image is rounded once more.
     shrink = torch.where(outside, (1 - 10 * SLACK) * threat.eps / size, 1).reshape(-1, *[1] * (x.dim() - 1))
     return torch.where(shrink < 1, natural + shrink * delta, x).to(x.dtype)
 
 
 def answers(logits: Tensor, index: Tensor, *, under: str = "") -> Tensor:
-    """The class that the model names for each image; nan is no answer. Waits for the device."""
+    """The predicted class of each image; nan among the logits is refused. Waits for the device."""
     nan = logits.isnan().any(1)
     if count := int(nan.sum().item()):
-        # argmax takes nan for the largest, so a model without an answer could pass for right.
+        # argmax takes nan for the largest, so a model that outputs nan could pass for correct.
         raise GeneralistError(
             f"the model outputs NaN on {count} of {len(logits)} images in a batch (the first is image "
             f"{int(index[nan][0])}){under}: mend the model, or evaluate it in float32 as after model.float()"

@@ -1,8 +1,8 @@
-"""Two attacks that go by the names of Carlini and Wagner (2017).
+"""Two attacks named after Carlini and Wagner (2017).
 
-`cw` is what papers on adversarial training report: PGD on the margin of the logits. `cw-l2` is the attack proper: the
-smallest Euclidean perturbation that misleads, sought by Adam in a space without walls, with a binary search for the
-weight between size and success.
+`cw` is what papers on adversarial training report: PGD on the margin of the logits. `cw-l2` is the original attack: it
+searches for the smallest Euclidean perturbation that misleads, by Adam in a space without bounds, with a binary search
+for the weight of success against size.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
 INSIDE = 1 - 1e-6
-"""Pixels are drawn in by this factor, as tanh reaches 0 and 1 at infinity alone."""
+"""Pixels are scaled away from 0 and 1 by this factor, as tanh reaches these only at infinity."""
 
 NO_LIMIT = 1e10
-"""The largest weight of success; above it the search has failed."""
+"""The largest weight of success; a search that would go beyond it has failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CW(InRounds):
-    """PGD on the margin: the largest other logit less that of the label."""
+    """PGD on the margin: the largest other logit minus that of the label."""
 
     steps: int = 20
 
@@ -55,12 +55,12 @@ class CWL2(InRounds):
     steps: int = 1000
     """Steps of Adam for each weight."""
     searches: int = 9
-    """Weights tried: ten times the last while it fails, then the middle between failure and success."""
+    """Number of weights tried: ten times the last one while it fails, then halfway between failure and success."""
     lr: float = 0.01
     weight: float = 1e-3
     """The first weight of success against size."""
     confidence: float = 0.0
-    """By how much the wrong logit is to exceed the label's."""
+    """By how much the wrong logit has to exceed the label's."""
 
     def __post_init__(self) -> None:
         check_counts(self.name, steps=self.steps, searches=self.searches)
@@ -82,7 +82,7 @@ class CWL2(InRounds):
             return settle(model, batch, perturb(batch.x, threat.project(nearest - batch.x)), threat=threat)
 
     def nearest(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest misclassified images found, and whether [B] any was; where none was, the image itself."""
+        """The nearest misclassified images, or the image itself where none was found; and where [B] one was found."""
         weight = torch.full(x.shape[:1], self.weight, dtype=widen(x).dtype, device=x.device)
         low, high = torch.zeros_like(weight), torch.full_like(weight, NO_LIMIT)
         best, distance = x, torch.full_like(weight, torch.inf)
@@ -97,7 +97,7 @@ class CWL2(InRounds):
         return best, distance < torch.inf
 
     def _descend(self, model: Classifier, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Adam on squared distance + weight * hinge; the nearest success and its squared distance, inf without one."""
+        """Adam on squared distance + weight * hinge. Returns the nearest success and its squared distance, or inf."""
         free = torch.atanh((2 * x - 1) * INSIDE)
         first, second = torch.zeros_like(free), torch.zeros_like(free)
         best, distance = x, torch.full_like(weight, torch.inf)

@@ -2,11 +2,11 @@
 
 Croce & Hein 2020, "Minimally distorted adversarial examples with a fast adaptive boundary attack". A step replaces
 the decision boundary by its tangent plane, projects both the current point and the original onto it inside the box,
-and goes a little beyond a mixture of the two; a point across the boundary is pulled back towards the original. FAB-T
-(Croce & Hein 2020, AutoAttack) looks at the boundary to one class at a time: two logits instead of all of them.
+and goes slightly beyond a mixture of the two; a point across the boundary is pulled back towards the original. FAB-T
+(Croce & Hein 2020, AutoAttack) takes the boundary to one class at a time: two logits instead of all of them.
 
-An image is broken when the nearest misclassified one lies within eps. Unlike other attacks FAB knows eps only for the
-random start of a restart, so it does not depend on a step size.
+An image is broken when the nearest misclassified one lies within eps. Unlike other attacks, FAB uses eps only for the
+random starts of restarts, and it needs no step size.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FINAL_STEPS = 3
 """Secant steps between the original and the nearest image found; the paper's number."""
 
 FINAL_NUDGE = 0.01
-"""How far a secant step goes on towards the misclassified end: on the boundary itself, rounding would decide."""
+"""How far a secant step continues towards the misclassified end: on the boundary itself, rounding would decide."""
 
 
 class Approach(NamedTuple):
-    """The present images, the nearest misclassified ones so far, and how far these are from the original."""
+    """The current images, the nearest misclassified ones so far, and how far these are from the original."""
 
     x: Tensor
     best: Tensor
@@ -46,13 +46,13 @@ class Approach(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FAB(InRounds):
-    """FAB with its restarts; with `targets`, FAB-T. AutoAttack's is `FAB(targets=9)`."""
+    """FAB with restarts; with `targets`, FAB-T. AutoAttack uses `FAB(targets=9)`."""
 
     iterations: int = 100
-    """Steps of a round; each costs two forward passes and a backward pass (untargeted: one backward a class)."""
+    """Steps per round; each costs two forward passes and a backward pass (untargeted: a backward pass per class)."""
 
     alpha_max: float = 0.1
-    """The largest share of the original's own projection in a step: how strongly a step is drawn to the original."""
+    """The largest share of the original's own projection in a step: how strongly it is biased towards the original."""
 
     eta: float = 1.05
     """How far a step overshoots the plane: 1.05 lands 5% beyond it."""
@@ -64,7 +64,7 @@ class FAB(InRounds):
     """How often each class is tried: first from the image itself, then from random points half of eps away."""
 
     targets: int | None = None
-    """How many of the likeliest wrong classes are tried one by one, at most all; None for untargeted FAB."""
+    """How many of the likeliest wrong classes are tried, one at a time, at most all; None for untargeted FAB."""
 
     def __post_init__(self) -> None:
         targets = {} if self.targets is None else {"targets": self.targets}
@@ -126,7 +126,7 @@ class FAB(InRounds):
         return torch.where(per_sample(round % self.restarts == 0, away), natural, away)
 
     def _step(self, x: Tensor, natural: Tensor, value: Tensor, normal: Tensor, threat: Threat) -> Tensor:
-        """From x and from the original to the plane and a little beyond, and a mixture of the two points."""
+        """Step from x and from the original to slightly beyond the plane, and mix the two points."""
         slope = torch.nan_to_num(widen(normal)).flatten(1)
         points = torch.stack([x, natural]).flatten(2)
         gap = (slope * (points[1] - points[0])).sum(1, dtype=torch.float64)
@@ -143,11 +143,11 @@ def _logits(model: Classifier, x: Tensor) -> Tensor:
 
 
 def _misclassified(logits: Tensor, y: Tensor) -> Tensor:
-    return (logits.argmax(1) != y) & ~logits.isnan().any(1)  # a model without an answer is not a success
+    return (logits.argmax(1) != y) & ~logits.isnan().any(1)  # nan is no success: argmax would take it for the largest
 
 
 def _led(logits: Tensor, y: Tensor) -> Tensor:
-    """Whether another class leads the true one. Not where two lead alike or one is nan: the verdict looks at those."""
+    """Whether another class has a larger logit than the true one; false for ties and nan, left to the verdict."""
     return logits.gather(1, y.unsqueeze(1)).squeeze(1) < logits.amax(1)
 
 
@@ -181,7 +181,8 @@ def _nearest_class(
 ) -> tuple[Tensor, Tensor]:
     """Of all wrong classes the one whose tangent plane is nearest, regardless of the box.
 
-    A backward pass a class, of which the nearest so far is kept: gradients of all classes would not fit for many.
+    Takes a backward pass per class and keeps only the nearest so far, as the gradients of many classes would not fit
+    into memory.
     """
     classes = lead.shape[1]
     value, normal = torch.zeros_like(lead[:, 0]), torch.zeros_like(x)

@@ -1,4 +1,4 @@
-"""What attacks make larger: losses of logits [B, K], one number a sample.
+"""The losses that attacks maximise: functions of logits [B, K], one number per sample.
 
 Each takes logits of at least single precision (`widen` them first). Nothing here adds samples up, so a sample's loss
 and gradient depend on the sample alone.
@@ -18,24 +18,24 @@ SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, K], labels [B]) to a loss [B]."""
 
 TINY = 1e-12
-"""The least denominator of DLR where all logits are zero."""
+"""The smallest denominator of DLR, for when all logits are zero."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log p_y. It and its gradient vanish where the model is very sure."""
+    """-log p_y. It and its gradient vanish where the model is very confident."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """The largest other logit less that of the label: above 0 where the sample is misclassified, below where not."""
+    """The largest other logit minus that of the label: above 0 where the sample is misclassified, below where not."""
     return others(logits, y).amax(1) - _chosen(logits, y)
 
 
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio: the margin over the gap between the largest and the third largest logit.
 
-    Neither a shift nor a scale of the logits changes it (Croce and Hein, 2020). It needs three classes; for two it is
-    the margin, which has the same steps, for they do not depend on a gradient's length.
+    It does not change when the logits are shifted or scaled (Croce and Hein, 2020). It needs three classes; for two it
+    is the margin, which leads to the same steps, as these do not depend on a gradient's length.
     """
     if logits.shape[1] < 3:
         return margin(logits, y)
@@ -44,9 +44,9 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The logit of the target less that of the label, over the gap between the first and the mean of third and fourth.
+    """The target's logit minus the label's, over the gap between the largest logit and the mean of third and fourth.
 
-    It needs four classes; for two or three it is the difference of the two logits alone.
+    It needs four classes; for two or three it is just the difference of the two logits.
     """
     gap = _chosen(logits, target) - _chosen(logits, y)
     if logits.shape[1] < 4:
@@ -56,9 +56,9 @@ def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 
 def likely_wrong(logits: Tensor, y: Tensor, rank: int | Tensor) -> Tensor:
-    """The wrong class with the `rank`-th largest logit, 1 for the likeliest; of equal ones the first.
+    """The wrong class with the `rank`-th largest logit, 1 for the likeliest; among equals the first.
 
-    Each sample may have its own rank, [B]: from 1 to less than the number of classes, which is not looked at.
+    Each sample may have its own rank, [B]: from 1 to below the number of classes, which is not checked.
     """
     if isinstance(rank, int) and not 1 <= rank < logits.shape[1]:
         raise GeneralistError(f"there is no wrong class number {rank} among {logits.shape[1]} classes")
@@ -67,7 +67,7 @@ def likely_wrong(logits: Tensor, y: Tensor, rank: int | Tensor) -> Tensor:
 
 
 def others(logits: Tensor, y: Tensor) -> Tensor:
-    """The logits with -inf in the place of the label's."""
+    """The logits with that of the label replaced by -inf."""
     own = torch.arange(logits.shape[1], device=logits.device) == y.unsqueeze(1)
     return logits.masked_fill(own, -torch.inf)
 
@@ -77,9 +77,9 @@ def _chosen(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def _spread(difference: Tensor, top: Tensor) -> Tensor:
-    """The difference of logits, or where that is lost in their rounding (as where all are equal) what rounding allows.
+    """The difference of logits, but at least the size of their rounding error.
 
-    It keeps loss and gradient finite, and changes nothing elsewhere.
+    This keeps loss and gradient finite where the logits are (almost) equal, and changes nothing elsewhere.
     """
     rounding = torch.finfo(top.dtype).eps * top.detach().abs().amax(1)
     return torch.maximum(difference, rounding + TINY)

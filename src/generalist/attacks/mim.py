@@ -1,4 +1,4 @@
-"""The momentum iterative method (Dong et al., 2018): PGD along a running sum of gradients, each of mean size 1."""
+"""The momentum iterative method (Dong et al., 2018): PGD along a running sum of normalised gradients."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Path(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MIM(InRounds):
-    """Momentum iterative attack from a random start in the ball, as PGD has it."""
+    """Momentum iterative attack from a random start in the ball, like PGD's."""
 
     steps: int = 20
     decay: float = 1.0
-    """What is left of the gathered gradient at the next step; 0 makes it PGD."""
+    """The factor on the gathered gradient at each step; 0 makes it PGD."""
 
     def __post_init__(self) -> None:
         check_counts(self.name, steps=self.steps)
@@ -63,8 +63,8 @@ class MIM(InRounds):
 
 
 def _of_mean_one(grad: Tensor) -> Tensor:
-    """The gradient over the mean of its absolute values; one of zeros stays zero, nan counts as zero."""
-    # Over its largest entry first: a sum of tiny or of huge numbers leaves the range of floats.
+    """The gradient divided by the mean of its absolute values; zeros stay zero, nan counts as zero."""
+    # Divided by its largest entry first: a sum of tiny or huge numbers would leave the range of floats.
     grad = torch.nan_to_num(grad)
     largest = per_sample(grad.abs().flatten(1).amax(1), grad)
     grad = torch.where(largest > 0, grad / largest, 0)

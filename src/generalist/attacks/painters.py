@@ -1,4 +1,4 @@
-"""What a query of the Square attack paints, for each norm: its windows, drawn many queries at once.
+"""What a query of the Square attack paints, for each norm; the windows of many queries are drawn at once.
 
 Andriushchenko, Croce, Flammarion & Hein 2020, "Square Attack", sections 3.2 and 3.3.
 """
@@ -22,7 +22,7 @@ CHUNK = 64
 """The most queries that are drawn at once."""
 
 TILES = 5
-"""The l2 and l1 searches start with a grid of so many tiles a side (the paper's)."""
+"""The l2 and l1 searches start with a grid of this many tiles per side (the paper's)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class Draws:
 
 
 class Painter(ABC):
-    """How one norm starts and repaints a window. Results lie inside ball and box."""
+    """How the search for one norm starts and repaints windows. All images lie inside ball and box."""
 
     given: tuple[Tensor, ...]
-    """What `proposal` needs to know of the natural images."""
+    """The tensors that `proposal` needs from the natural images."""
 
     one_window: ClassVar[bool] = False
-    """Whether a query's images differ from the best ones in a single window, whose corners are called "window"."""
+    """Whether a query's images differ from the best ones in a single window, drawn as `corners(..., "window")`."""
 
     def __init__(self, natural: Tensor, eps: float) -> None:
         self.natural, self.eps = natural, eps
@@ -63,7 +63,7 @@ class Painter(ABC):
         self.side = 1
 
     def resize(self, share: float) -> None:
-        """Windows from now on cover this share of the image, as nearly as squares inside it can."""
+        """From now on, let windows cover this share of the image, as nearly as squares inside it can."""
         side = self.fit(math.sqrt(share * self.height * self.width))
         self.side = min(side, self.height, self.width)
 
@@ -83,7 +83,7 @@ class Painter(ABC):
 
     @abstractmethod
     def chunk(self) -> int:
-        """How many queries to plan at once: no more than takes the memory of a few batches of images."""
+        """How many queries to plan at once, so that a plan takes no more memory than a few batches of images."""
 
     @abstractmethod
     def start(self, draws: Draws) -> Tensor:
@@ -91,12 +91,12 @@ class Painter(ABC):
 
     @abstractmethod
     def plan(self, draws: Draws, queries: range) -> tuple[Tensor, ...]:
-        """All that chance decides about these queries."""
+        """All random choices of these queries."""
 
     @abstractmethod
     def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
-        """The images of one query: `query` is its part of the plan. A function of these tensors and of the norm alone,
-        as it may be recorded and used for other images."""
+        """The images of one query, whose part of the plan is `query`. Depends only on these tensors and on the norm,
+        because it may be recorded and replayed for other images."""
 
 
 PAINTERS: Registry[type[Painter]] = Registry("norm of the Square attack")
@@ -104,7 +104,7 @@ PAINTERS: Registry[type[Painter]] = Registry("norm of the Square attack")
 
 @PAINTERS.register("linf")
 class LinfPainter(Painter):
-    """Every pixel at -eps or eps: vertical stripes to start with, then windows of one sign a channel."""
+    """Every pixel at -eps or eps: vertical stripes at the start, then windows with one sign per channel."""
 
     one_window = True
 
@@ -129,17 +129,17 @@ class LinfPainter(Painter):
 
     def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
         (lowest, highest), (rows, columns) = given, query
-        # Moved by 2, a pixel leaves its range on the wanted side, wherever it was, and is clipped to the end of it.
+        # Moved by 2, a pixel leaves its range on the wanted side, wherever it was, and is clipped to that end.
         return torch.addcmul(best, rows, columns).clamp(lowest, highest)
 
 
 class BudgetPainter(Painter):
-    """The l2 search, for any power p >= 1: what |.|^p a window and an erased second one held, and what was not used,
-    is spent again on the first window in the shape of two pyramids of opposite sign."""
+    """The l2 search, for any power p >= 1. The budget is the sum of |delta|^p: that of a first window, of a second one
+    which is erased, and what was unused, is spent again on the first, in the shape of two pyramids of opposite sign."""
 
     power: ClassVar[int]
     _shapes: tuple[Tensor, Tensor]
-    """What is painted, upright and turned, each [S] and of norm 1."""
+    """The shape to paint, upright and turned, each [S] and of norm 1."""
 
     def resize(self, share: float) -> None:
         super().resize(share)
@@ -155,7 +155,7 @@ class BudgetPainter(Painter):
         return max(1, min(4 * self.height * self.width // self.side**2, CHUNK))
 
     def start(self, draws: Draws) -> Tensor:
-        """A grid of pyramids of random signs that spends eps."""
+        """A grid of pyramids with random signs that uses all of eps."""
         tile = max(1, min(self.height, self.width) // TILES)
         rows, columns = self.height // tile, self.width // tile
         signs = draws.signs(self.channels, rows, columns, what="tiles", queries=range(1))[0].to(self.natural)
@@ -192,14 +192,14 @@ class BudgetPainter(Painter):
         return perturb(natural, self.repainted(best - natural, query))
 
     def repainted(self, delta: Tensor, query: Sequence[Tensor]) -> Tensor:
-        """The perturbation with one window repainted and another erased; it spends eps, before the box clips it."""
+        """The perturbation with one window repainted and another erased; it uses all of eps, until the box clips it."""
         first, second, outside, shape = query
         rows = delta.flatten(2)
         held = rows.gather(2, first)
         size = self._norm(held, 2)
         mixed = torch.addcdiv(shape, held, size.clamp_min(torch.finfo(size.dtype).tiny))
         length = self._norm(mixed, 2)
-        # What was held can cancel the new shape, as in windows of one pixel; the new shape then replaces it.
+        # The old content can cancel the new shape, as in windows of one pixel; the new shape then replaces it.
         cancelled = length == 0
         mixed, length = torch.where(cancelled, shape, mixed), length + cancelled
         unused = (self.eps**self.power - self._norm(rows, (1, 2)) ** self.power).clamp_min(0)
@@ -218,7 +218,7 @@ class BudgetPainter(Painter):
         return side.repeat_interleave(self.side), side.repeat(self.side)
 
     def _beside(self, away: Tensor, place: Tensor) -> Tensor:
-        """Whether rows (or columns) of a window are outside of another, from which the window is so far `away`."""
+        """Whether each row (or column) of a window is outside of another one, from which the window is `away`."""
         moved = away.unsqueeze(-1) + place
         return (moved < 0) | (moved >= self.side)
 
@@ -230,9 +230,9 @@ class L2Painter(BudgetPainter):
 
 @PAINTERS.register("l1")
 class L1Painter(BudgetPainter):
-    """The l2 search with sums of absolute values for sums of squares; what the box clips, the next query spends again.
+    """The l2 search with sums of absolute values for sums of squares; the next query reuses what the box clips.
 
-    Simpler than the l1 search of Croce & Hein 2021 ("Mind the box"), and a few points weaker where the box clips much.
+    Simpler than the l1 search of Croce & Hein 2021 ("Mind the box"), and a few points weaker where the box clips a lot.
     """
 
     power = 1

@@ -26,7 +26,7 @@ Classifier = Callable[[Tensor], Tensor]
 """Images in [0, 1] to logits."""
 
 BatchLoss = Callable[[Tensor, Tensor], Tensor]
-"""(logits, labels) to what the attack makes larger, summed over the batch."""
+"""(logits, labels) to the value that an attack maximises, summed over the batch."""
 
 GAUSSIAN_START = 1e-3
 """Standard deviation of the gaussian start, in units of the pixel range; TRADES' choice."""
@@ -39,24 +39,25 @@ class AttackOptions(Options):
     """How a learner attacks its own batches."""
 
     steps: int = Field(default=10, ge=0, le=100_000)
-    """Gradient steps; each costs a forward and a backward pass. 0 leaves the random start alone."""
+    """Gradient steps; each costs a forward and a backward pass. 0: the random start only."""
 
     step: Number | None = Field(default=None, gt=0)
     """Length of a step in the threat's norm, for pixels in [0, 1]. By default the threat's own: a quarter of eps for
     linf and l2, 2.5 eps / steps for l1."""
 
     start: Start | None = None
-    """Where the attack starts: uniformly in the ball, at gaussian noise of 0.001, or at the image itself. Left out: as
+    """Where the attack starts: uniformly in the ball, at gaussian noise of 0.001, or at the image itself. Default: as
     the objective's authors do, which is gaussian for trades, mart, rst and score (form `trades`), none for msd, else
-    uniform. A loss that is smallest at the image, as TRADES' is, has no gradient there and needs a random start."""
+    uniform. A loss with its minimum at the image itself, like that of TRADES, has no gradient there and needs a random
+    start."""
 
     batchnorm: Literal["eval", "train"] = "eval"
-    """Statistics that BatchNorm uses under attack: the running ones, or the batch's own, where the attack on a sample
-    depends on its batch. Neither changes the running ones."""
+    """Which statistics BatchNorm uses under attack: the running ones (`eval`), or the batch's own (`train`), with which
+    the attack on a sample depends on its batch. Neither updates the running ones."""
 
     scale: Schedule | None = None
-    """Factor on eps and on the steps in the course of training, from 0 to 1; left out: 1 all along. Addepalli et al.
-    (2022) let it rise from 0 to 1. Validation has the whole of eps."""
+    """Factor on eps and on the step size during training, from 0 to 1; default: always 1. Addepalli et al. (2022) let
+    it rise from 0 to 1. Validation always uses the full eps."""
 
     @field_validator("scale")
     @classmethod
@@ -67,7 +68,7 @@ class AttackOptions(Options):
 
 
 def summed_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Summed and not averaged, so a sample's gradient does not shrink as the batch grows."""
+    """Summed rather than averaged, so that a sample's gradient does not depend on the size of the batch."""
     return F.cross_entropy(logits, y, reduction="sum")
 
 
@@ -93,10 +94,10 @@ def pgd(
 ) -> Tensor:
     """Images in [0, 1], within `threat` of `x`, on which `loss` (cross-entropy by default) is large.
 
-    `x` must lie in [0, 1]; that is checked where data comes in, for to look here would wait for the device. The start
-    depends on (seed, purpose, sample `index`, `step`): learners differ in purpose, epochs in step. A module is
-    attacked with constant parameters and given back in its own mode; any other callable is taken as it is. With a
-    `key` for all that `loss` and `moves` are, a network that has a recorder replays the steps.
+    `x` must lie in [0, 1]; that is checked where data is loaded, because a check here would wait for the device. The
+    start depends on (seed, purpose, sample `index`, `step`): learners differ in purpose, iterations in step. A module
+    is attacked with frozen parameters and gets its own mode back; any other callable is used as it is. A network with
+    a recorder replays the steps of calls with the same `key`, which must identify `loss` and `moves`.
     """
     _check(x, index)
     moves = moves or Moves()
@@ -159,7 +160,7 @@ def starting_point(
 
 @dataclass(frozen=True)
 class Moves:
-    """The parts of PGD beside the network: a compiled form of each may take its place."""
+    """The parts of PGD outside of the network; each may be replaced by a compiled form."""
 
     start: Callable[..., Tensor] = starting_point
     ascend: Callable[[Tensor, Tensor, Tensor, Threat, float], Tensor] = ascend
@@ -171,7 +172,7 @@ class Moves:
 
 
 def borrowed(model: Classifier, *, training: bool = False) -> AbstractContextManager[None]:
-    """A module is frozen meanwhile and given back as it was; any other callable is taken as it is."""
+    """Within this context a module is frozen; afterwards it is as it was. Any other callable is used as it is."""
     return frozen(model, training=training) if isinstance(model, nn.Module) else nullcontext()
 
 

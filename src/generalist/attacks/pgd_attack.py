@@ -1,4 +1,4 @@
-"""PGD as an evaluation attack, with restarts; the steps are those of `pgd`, the loss is free."""
+"""PGD as an evaluation attack, with restarts and any loss; the steps are those of `pgd`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PGD(InRounds):
         return f"pgd-{self.steps}"
 
     def rounds(self, num_classes: int) -> int:
-        """A round a restart, whatever the number of classes."""
+        """One round per restart, whatever the number of classes."""
         return self.restarts
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
@@ -53,9 +53,9 @@ def restarted_pgd(
     step: float | None = None,
     loss: BatchLoss = summed_cross_entropy,
 ) -> Tensor:
-    """PGD from the random start of each sample's restart [B].
+    """PGD from the random start of each sample's `restart`, [B].
 
-    One purpose whatever the loss and the steps: the first start is the one that accuracy under PGD uses elsewhere.
+    Starts do not depend on the loss or the number of steps, so different attacks can be compared from the same starts.
     """
     return pgd(
         model,
@@ -73,5 +73,5 @@ def restarted_pgd(
 
 
 def summed_margin(logits: Tensor, y: Tensor) -> Tensor:
-    """The largest other logit less the label's, over the batch."""
+    """The margin, summed over the batch."""
     return losses.margin(logits, y).sum()

@@ -1,4 +1,4 @@
-"""Attacks in rounds: restarts and targets, each a whole attack, after which a broken sample needs no more of them."""
+"""Attacks in rounds: restarts and targets, each a complete attack; a broken sample needs no further rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from generalist.data.sets import Batch
 
 
 class InRounds(ABC):
-    """What attacks share: `run` follows from `rounds` and `run_round`. One round unless an attack says otherwise."""
+    """Base class of attacks: `run` follows from `rounds` and `run_round`. One round unless an attack says otherwise."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ def run_rounds(attack: Attack, model: Classifier, batch: Batch, *, threat: Threa
 
 @torch.no_grad()
 def settle(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Found:
-    """The verdict on an attack's images `x`; a sample that is wrong as it is keeps its own image."""
+    """The verdict on an attack's images `x`; a sample that is misclassified already keeps its natural image."""
     with borrowed(model):
         wrong = widen(model(batch.x)).argmax(1) != batch.y
         return verdict(model, batch, torch.where(per_sample(wrong, x), batch.x, x), threat=threat)
@@ -55,7 +55,7 @@ def settle(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Fou
 
 @torch.no_grad()
 def class_count(model: Classifier, batch: Batch) -> int:
-    """How many classes the model tells apart."""
+    """The number of classes, at least 2, as the width of the model's output."""
     count = model(batch.x[:1]).shape[1]
     if count < 2:
         raise GeneralistError(f"an attack needs a model with 2 classes or more; this one has {count} output per image")
@@ -63,7 +63,7 @@ def class_count(model: Classifier, batch: Batch) -> int:
 
 
 def per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """Values [B] in the shape [B, 1, ...], to go with images `like`."""
+    """Values [B] in the shape [B, 1, ...], to broadcast over images `like`."""
     return values.reshape(-1, *[1] * (like.dim() - 1))
 
 

@@ -1,13 +1,13 @@
-"""Square attack: random search over square windows, with the model's answers alone and no gradient.
+"""Square attack: random search over square windows, which uses only the model's outputs and no gradient.
 
 Andriushchenko, Croce, Flammarion & Hein 2020, "Square Attack: a query-efficient black-box adversarial attack via
-random search". A query proposes to repaint a window of the perturbation and keeps what makes the margin smaller;
-windows shrink as queries go by. It sees through models whose gradients are masked.
+random search". Each query proposes to repaint a window of the perturbation and keeps it if the true class loses ground;
+windows shrink as queries go by. Masked gradients are no defence against it.
 
-Every draw is a function of (seed, sample index, round, query), so a sample's search does not know its batch. Queries
-are drawn many at once, as a query of its own has few and small tensors. A broken sample goes on to the end of its
-stage of the schedule, which only makes it more wrong, and is left alone after that; the whole batch stops, between
-stages, once nothing is left to break. Samples do not leave the batch: rounding may depend on its size. Where a query
+Every draw is a function of (seed, sample index, round, query), so a sample's search does not depend on its batch. Many
+queries are drawn at once, because the tensors of a single one are small. A broken sample continues to the end of its
+stage of the schedule, which only makes it more wrong, and is then left alone; the whole batch stops, between stages,
+once nothing is left to break. Samples do not leave the batch, because rounding may depend on its size. Where a query
 paints one window and the network is fused, its first layers are computed around that window alone (`tensors.windows`).
 """
 
@@ -34,7 +34,7 @@ from generalist.tensors.fused import FusedNetwork
 from generalist.tensors.windows import Windows
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
-"""The queries of 10,000 after which the windows' area is halved (the paper's)."""
+"""The queries, of 10,000, after which the area of the windows is halved (the paper's)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class SquareFound(Found):
     """What Square found, and what it cost."""
 
     queries: Tensor
-    """int64 [B]: forward passes that each sample took until it was broken, the whole budget where it was not. That of
-    the natural image is not counted; an image that is wrong as it is took 0."""
+    """int64 [B]: forward passes until each sample was broken, or the whole budget if it was not. The pass over the
+    natural image is not counted; an image that is misclassified already took 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +51,17 @@ class Square(InRounds):
     """Square attack; AutoAttack's settings."""
 
     queries: int = 5000
-    """Forward passes a sample may take, the first of them of the start."""
+    """Forward passes per sample, including that of the start."""
 
     p_init: float = 0.8
     """Share of the image that the first windows cover."""
 
     rescaled: bool = False
-    """Whether the windows' schedule, made for 10,000 queries, is shortened or stretched to the budget. AutoAttack's is
-    not: its 5,000 queries end with windows of 1/128 of `p_init`, where a rescaled schedule would get to 1/512."""
+    """Whether the windows' schedule, made for 10,000 queries, is rescaled to the budget. AutoAttack's is not: its 5,000
+    queries end with windows of 1/128 of `p_init`, where a rescaled schedule would reach 1/512."""
 
     restarts: int = 1
-    """Rounds, each another search with the whole budget."""
+    """Rounds, each a new search with the whole budget."""
 
     def __post_init__(self) -> None:
         check_counts(self.name, queries=self.queries, restarts=self.restarts)
@@ -73,7 +73,7 @@ class Square(InRounds):
         return "square"
 
     def rounds(self, num_classes: int) -> int:
-        """A round a restart, whatever the number of classes."""
+        """One round per restart, whatever the number of classes."""
         return self.restarts
 
     def share(self, query: int) -> float:
@@ -82,7 +82,7 @@ class Square(InRounds):
         return float(self.p_init / 2 ** sum(place > halving for halving in HALVINGS))
 
     def stages(self) -> list[tuple[float, range]]:
-        """The queries after the start, by the share of their windows."""
+        """The queries after the start, grouped by the share of their windows."""
         shares = [self.share(query) for query in range(self.queries)]
         changes = [1, *(i for i in range(2, self.queries) if shares[i] != shares[i - 1]), self.queries]
         return [(shares[a], range(a, b)) for a, b in pairwise(changes) if a < b]
@@ -105,14 +105,14 @@ class Square(InRounds):
 
 
 class Hunt(NamedTuple):
-    """What a query reads and changes."""
+    """The state that a query reads and changes."""
 
     best: Tensor
     """For each sample the image of largest margin so far."""
 
     margin: Tensor
-    """By how much another class leads the true one at `best`: above 0 where a sample is broken, -inf to begin with,
-    inf where it is to be left alone."""
+    """By how much another class leads the true one at `best`: above 0 where a sample is broken, -inf at the start, inf
+    where it is to be left alone."""
 
     queries: Tensor
     """Queries that each sample took until it was broken."""
@@ -121,22 +121,22 @@ class Hunt(NamedTuple):
     """int64 [1]: which query of the plan comes next."""
 
     memory: tuple[Tensor, ...] = ()
-    """Where the network is asked about windows: what its first layers make of `best`. It is changed in place."""
+    """Where only windows are recomputed: the outputs of the network's first layers for `best`. Changed in place."""
 
 
 class _Search:
     """The search over one batch. Nothing here waits for the device but `unbroken_left`."""
 
     def __init__(self, model: Classifier, batch: Batch) -> None:
-        """Look at the natural images: one that is wrong as it is needs no search."""
+        """Evaluate the natural images: one that is misclassified already needs no search."""
         self._model, self._dtype = model, batch.x.dtype
         self.natural = widen(batch.x.detach())
         logits = widen(model(batch.x))
-        wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # a model without an answer is not a success
+        wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # nan is no success
         margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
         self._first = torch.zeros(1, dtype=torch.int64, device=batch.y.device)
         self.hunt = Hunt(self.natural, margin, torch.zeros_like(batch.y), self._first)
-        # The margin of `losses`, with what it makes of the labels made once: thousands of queries ask for it.
+        # As in `losses.margin`, but the masks of the labels are made once for thousands of queries.
         label = batch.y.unsqueeze(1)
         self._labels = label, torch.zeros_like(logits, dtype=torch.bool).scatter_(1, label, True)
 
@@ -154,10 +154,10 @@ class _Search:
         if windows is not None:
             self.hunt = self.hunt._replace(memory=(windows.fill(self.hunt.best.to(self._dtype)),))
         for first in range(queries.start, queries.stop, size):
-            # Always a whole plan, though the stage may end before it does: a recording wants one shape.
+            # Always a whole plan, even if the stage ends before it does: a recording needs one shape.
             planned = range(first, first + size)
             plan = painter.plan(draws, planned)
-            if windows is not None:  # the same draws once more
+            if windows is not None:  # repeats the draws that `plan` has made
                 plan = (*plan, windows.corners(*painter.corners(draws, planned, "window")))
             given = (*self._labels, *painter.given, *plan)
             self.hunt = self.hunt._replace(next=self._first)
@@ -167,7 +167,7 @@ class _Search:
         self._leave_broken()
 
     def _windows(self, painter: Painter) -> Windows | None:
-        """The network's way to look at the present windows alone, where it has one and a query paints no more."""
+        """The network's way to recompute only the current windows, if it has one and a query paints a single window."""
         if not (painter.one_window and isinstance(self._model, FusedNetwork)):
             return None
         return self._model.windows(self.natural, painter.side)
@@ -183,7 +183,7 @@ class _Search:
     def ask(
         self, hunt: Hunt, x: Tensor, labels: tuple[Tensor, Tensor], around: tuple[Windows, Tensor] | None = None
     ) -> Hunt:
-        """Ask the model about `x` and keep it where the margin grows; one of nan, without an answer, never does."""
+        """Query the model with `x` and keep it where the margin grows, which it never does for nan."""
         label, own = labels
         images = x.to(self._dtype)
         if around is None:
@@ -204,7 +204,8 @@ class _Search:
         )
 
     def _leave_broken(self) -> None:
-        """Here and not when all are broken: what a sample ends with must not depend on the others."""
+        """Leave broken samples alone from now on. This is done at the end of a stage, whether or not others are broken:
+        the result for a sample must not depend on the other samples."""
         margin = self.hunt.margin
         self.hunt = self.hunt._replace(margin=torch.where(margin > 0, torch.inf, margin))
 

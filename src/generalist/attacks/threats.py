@@ -1,8 +1,8 @@
 """Threat models: how far an image may be moved, and how to move inside that ball.
 
-A threat is a norm and a radius `eps`, in units of the pixel range [0, 1]. Attacks know no norm: they call the hooks of
-a threat, each of which works sample by sample on a perturbation [B, ...] of any floating type. No hook waits for the
-device or makes a shape that depends on values, so each may run inside a CUDA graph capture.
+A threat is a norm and a radius `eps`, in units of the pixel range [0, 1]. Attacks do not depend on the norm: they call
+the hooks of a threat, each of which works sample by sample on a perturbation [B, ...] of any floating type. No hook
+waits for the device or makes a shape that depends on values, so each may run inside a CUDA graph capture.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def widen(values: Tensor) -> Tensor:
 def perturb(x: Tensor, delta: Tensor) -> Tensor:
     """The image `x` + `delta`, clipped to [0, 1].
 
-    Clipping a projected perturbation never leaves the ball. As 0 <= x <= 1, the clipped coordinate lies between x and
-    x + delta, so what remains of delta has its sign and is no larger. Every norm here grows with each |delta_i|.
+    Clipping never moves a projected perturbation out of the ball: as 0 <= x <= 1, a clipped coordinate lies between x
+    and x + delta, so each |delta_i| can only shrink, and with it every norm.
     """
     return (x + delta).clamp(0, 1)
 
@@ -45,20 +45,20 @@ def _shaped(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _finite(grad: Tensor) -> Tensor:
-    """Gradient rows with 0 for nan and the largest number for inf: one bad coordinate must not spoil an image."""
+    """Gradient rows with nan as 0 and inf as the largest number, so that one bad coordinate does not spoil an image."""
     return torch.nan_to_num(_rows(grad))
 
 
 def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row over its largest entry, and that entry: the squares of tiny and of huge rows stay in range."""
+    """Each row divided by its largest entry, and that entry, so that squares of tiny or huge rows stay in range."""
     largest = rows.abs().amax(1, keepdim=True)
     return torch.where(largest > 0, rows / largest, 0), largest
 
 
 def _unit_l2(rows: Tensor) -> Tensor:
-    """Each row over its Euclidean norm; a row of zeros stays zero."""
+    """Each row divided by its Euclidean norm; a row of zeros stays zero."""
     scaled, _ = _scaled(rows)
-    # An entry of 1 makes the norm of a scaled row at least 1, so the bound acts on rows of zeros alone.
+    # A scaled row has an entry of 1, so its norm is at least 1: the bound only affects rows of zeros.
     length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
     return scaled / length.clamp_min(1)
 
@@ -90,7 +90,7 @@ class Threat(ABC):
 
     @abstractmethod
     def steepest(self, grad: Tensor) -> Tensor:
-        """The step of unit norm along which `grad` promises most; zero where the gradient is zero."""
+        """The step of unit norm that raises a function with gradient `grad` the most; zero where the gradient is."""
 
     @abstractmethod
     def norm(self, delta: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Threat(ABC):
 
     @abstractmethod
     def default_step(self, steps: int) -> float:
-        """The step size for an attack of so many steps."""
+        """The step size for an attack with so many steps."""
 
     def __str__(self) -> str:
         return f"{self.name}:{_plain(self.eps)}"
@@ -127,7 +127,7 @@ class Linf(Threat):
         return _rows(delta).abs().amax(1)
 
     def default_step(self, steps: int) -> float:
-        """A quarter of eps whatever the number of steps: 2/255 for 8/255, as adversarial training has it."""
+        """A quarter of eps whatever the number of steps: 2/255 for 8/255, as is usual in adversarial training."""
         return self.eps / 4
 
 
@@ -139,7 +139,7 @@ class L2(Threat):
 
     def project(self, delta: Tensor) -> Tensor:
         rows = _rows(delta)
-        # Exactly 1 inside the ball; at delta = 0 the quotient is inf, and 1 again.
+        # Exactly 1 inside the ball, also at delta = 0, where the quotient is inf.
         shrink = (self.eps / _l2_norm(rows)).clamp(max=1)
         return _shaped(rows * shrink.unsqueeze(1), delta)
 
@@ -169,15 +169,15 @@ class L1(Threat):
     name = "l1"
 
     sparsity: float = 0.05
-    """The share of the coordinates that one step changes. The steepest step proper would change the single best one,
-    which clipping to [0, 1] soon stops; sparse descent changes the best few, alike in size."""
+    """The share of the coordinates that one step changes. The true steepest step would change only the single best one,
+    which soon reaches the end of [0, 1]; sparse descent changes the best few by equal amounts."""
 
     def project(self, delta: Tensor) -> Tensor:
-        """Shrink every |delta_i| by one theta, which makes them sum to eps; inside the ball by nothing.
+        """Shrink every |delta_i| by the same theta, so that they sum to eps; inside the ball, change nothing.
 
         With u the sorted |delta_i|, sum_i max(u_i - theta, 0) = eps gives theta >= (u_1 + ... + u_j - eps) / j for
         each j, with equality where j counts the u_i above theta. So theta is the largest of these quotients. They are
-        taken of u_i - u_1, as the same shift of u and theta changes no difference: eps is not lost beside a large u.
+        computed from u_i - u_1, which shifts theta equally, so that eps is not rounded away beside a large u.
         """
         rows = _rows(delta)
         sizes = rows.abs()
@@ -189,7 +189,8 @@ class L1(Threat):
         return _shaped(torch.where(inside, rows, rows.sign() * (below - theta).clamp_min(0)), delta)
 
     def random_start(self, seed: int, purpose: str, index: Tensor, step: random.Key, like: Tensor) -> Tensor:
-        """n of n + 1 exponential spacings over their sum are uniform in the simplex; random signs make it the ball."""
+        """The first n of n + 1 exponential draws, divided by the sum of all, are uniform in the simplex; random signs
+        spread them over the ball."""
         count = like[0].numel()
         u = random.uniform(seed, f"{purpose}/size", index, step, shape=(count + 1,), device=like.device)
         spacings = -torch.log1p(-u.to(widen(like).dtype))
@@ -201,7 +202,7 @@ class L1(Threat):
         rows = _finite(grad)
         best = rows.abs().topk(max(1, round(self.sparsity * rows.shape[1])), dim=1).indices
         signs = rows.gather(1, best).sign()
-        # Coordinates without gradient do not count, so the step has norm 1 however few the others are.
+        # Coordinates without gradient do not count, so the step has norm 1 however few others there are.
         share = signs / signs.abs().sum(1, keepdim=True).clamp_min(1)
         return _shaped(torch.zeros_like(rows).scatter(1, best, share), grad)
 
@@ -211,16 +212,16 @@ class L1(Threat):
     def default_step(self, steps: int) -> float:
         """2.5 eps over the number of steps, at most eps: eps / 4 for 10 steps.
 
-        A step spends its length on few coordinates, so a long attack takes finer ones to reach more coordinates.
+        Each step changes few coordinates, so a long attack takes smaller steps to reach more of them.
         """
         return self.eps * min(1.0, 2.5 / max(steps, 1))
 
 
 @dataclass(frozen=True, eq=False)
 class Reweighted(Threat):
-    """A threat whose perturbations are shrunk at each pixel to a share, above 0 and at most 1, of the full ones.
+    """A threat whose perturbations are scaled at each pixel by a share above 0 and at most 1.
 
-    For linf that is a bound of its own for each pixel.
+    For linf this gives each pixel a bound of its own.
     """
 
     name: ClassVar[str] = "reweighted"
@@ -250,7 +251,7 @@ class Reweighted(Threat):
 
 @dataclass(frozen=True, eq=False)
 class Shrunk(Reweighted):
-    """A share of a threat, in which steps are shorter by the same share."""
+    """A share of a threat, with steps that are shorter by the same factor."""
 
     name: ClassVar[str] = "shrunk"
 
@@ -262,8 +263,8 @@ class ThreatOptions(Options):
     """A threat model. A recipe may also write it as one word, `linf:8/255`."""
 
     norm: Literal["linf", "l2", "l1"]
-    """How the size of a perturbation is measured: its largest change of a pixel, its Euclidean length, or the sum of
-    its absolute changes."""
+    """How the size of a perturbation is measured: the largest change of any pixel, the Euclidean length, or the sum of
+    absolute changes."""
 
     eps: Number = Field(gt=0, le=1e6)
     """The largest size of a perturbation, for pixels in [0, 1]; `8/255` is fine. For linf at most 1."""
