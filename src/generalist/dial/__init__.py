@@ -1,8 +1,8 @@
 """The dial: another point of the trade-off from the learners of one finished run, without training.
 
-A snapshot keeps every learner before redistribution. Their weights are mixed by other shares than the run's own. The
-BatchNorm statistics of a mixture can be mixed like the weights, as training does, or estimated anew on training
-images; which of the two is better differs from run to run, so the run's own validation rule decides.
+A snapshot keeps every learner as it was before redistribution. The dial mixes their weights by other shares than the
+run's own. The BatchNorm statistics of a mixture can be mixed like the weights, as in training, or re-estimated on
+training images; which of the two is better differs from run to run, so the run's own validation rule decides.
 """
 
 from generalist.dial.curves import Curve, Measured, Point, Suggestion, Wish, curve, pareto, read_curve, suggest

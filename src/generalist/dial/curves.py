@@ -1,4 +1,4 @@
-"""The curve of the dial: accuracies along the trade-off, its Pareto front, and the point that fits a wish."""
+"""The curve of the dial: accuracies along the trade-off, their Pareto front, and the point that fits a wish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from generalist.evaluation.accuracy import NATURAL, Accuracy
 
 MAX_POINTS = 101
 MAX_BYTES = 64 << 20
-"""Larger than any curve: a file that is, is no curve."""
+"""A larger file is no curve."""
 FOR_REPORT = (
     "test accuracies are for reporting: front and suggestion were made on the validation images, and a gamma chosen by "
     "looking at the test column is optimistic there"
@@ -34,16 +34,16 @@ class Measured(Options):
     """An accuracy as curve.json keeps it."""
 
     correct: int = Field(ge=0)
-    """Images that are right."""
+    """Images that are classified correctly."""
 
     total: int = Field(ge=1)
-    """Images in all."""
+    """All images."""
 
     value: float = Field(ge=0, le=1)
-    """Their share."""
+    """The accuracy."""
 
     interval: tuple[float, float]
-    """Wilson's 95% interval of that share."""
+    """Its 95% Wilson interval."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,7 +69,7 @@ class Point(Options):
     """Accuracy on the validation images: `natural`, and under PGD by threat."""
 
     test: dict[str, Measured] | None = None
-    """The same on the test images, where they were asked for."""
+    """The same on the test images, if asked for."""
 
     pareto: bool = False
     """Whether no other point is at least as good in every accuracy and better in one, on the validation images."""
@@ -80,7 +80,7 @@ class Point(Options):
 
     @property
     def robust(self) -> float:
-        """The lowest of the PGD accuracies; the natural one where the run has no threat."""
+        """The lowest of the PGD accuracies; the natural one if the run has no threat."""
         attacked = [accuracy.value for name, accuracy in self.validation.items() if name != NATURAL]
         return min(attacked, default=self.natural)
 
@@ -95,10 +95,10 @@ class Wish(Options):
     """PGD accuracy in every threat, from 0 to 1."""
 
     def shortfall(self, point: Point) -> float:
-        """By how much a point misses it, summed over both; 0 where it is granted."""
+        """By how much a point misses the wish, summed over both accuracies; 0 if it is granted."""
         wanted = ((self.natural_at_least, point.natural), (self.robust_at_least, point.robust))
         missed = [least - value for least, value in wanted if least is not None]
-        return sum(miss for miss in missed if miss > ROUNDING)  # 99.9 / 100 is more than 999 / 1000
+        return sum(miss for miss in missed if miss > ROUNDING)  # in floats, 99.9 / 100 is more than 999 / 1000
 
     def __str__(self) -> str:
         wanted = (("natural", self.natural_at_least), ("robust", self.robust_at_least))
@@ -115,7 +115,7 @@ class Suggestion(Options):
     """Whether any point of the curve has it."""
 
     gamma: dict[str, float]
-    """The shares of the point that fits best; where none has all that was asked for, of the nearest one."""
+    """The shares of the best point that has it, or of the one that comes closest."""
 
     text: str
     """The answer in words."""
@@ -128,16 +128,16 @@ class Curve(Options):
     """The version of generalist that made it."""
 
     epoch: int = Field(ge=1)
-    """The snapshot whose learners are mixed."""
+    """The epoch of the snapshot whose learners are mixed."""
 
     source: Source = "raw"
-    """Their weights, their averages over time, or their parts of the global learner."""
+    """What is mixed: their weights, their averages over time, or their parts of the global learner."""
 
     own_gamma: dict[str, float]
-    """The shares by which the run's own network is mixed of them, in the dial's order."""
+    """The shares of the run's own network, in the dial's order."""
 
     split: Literal["held-out", "test"]
-    """The images that `validation` means."""
+    """Which images `validation` refers to."""
 
     steps: int = Field(ge=1)
     """Steps of PGD."""
@@ -146,13 +146,13 @@ class Curve(Options):
     """Which BatchNorm statistics were asked for."""
 
     points: list[Point] = Field(min_length=1)
-    """Every point, the lead learner's share rising."""
+    """Every point, by rising share of the lead learner."""
 
     suggestion: Suggestion | None = None
-    """The answer to the wish, where there was one."""
+    """The answer to the wish, if there was one."""
 
     notes: list[str] = Field(default_factory=list)
-    """What everybody who shows these numbers must say with them."""
+    """Remarks that must be shown with these numbers."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -170,10 +170,10 @@ class Curve(Options):
 
 
 def grid(learners: int, points: int) -> list[tuple[float, ...]]:
-    """Shares on the simplex, `points` along every edge, the first learner's rising.
+    """Shares on the simplex with `points` along every edge, ordered by the first learner's share.
 
-    For two learners that is all; for three, the whole triangle, points (points + 1) / 2 in all; for more, where a full
-    grid would explode: the corners, the edges and the centre.
+    For two learners these are all; for three, they fill the triangle, points (points + 1) / 2 in all. For more, where
+    a full grid would explode, they are the corners, the edges and the centre.
     """
     if not 2 <= points <= MAX_POINTS:
         raise GeneralistError(f"a curve has 2 to {MAX_POINTS} points along an edge, not {points}")
@@ -187,7 +187,7 @@ def grid(learners: int, points: int) -> list[tuple[float, ...]]:
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write `total` as an ordered sum of so many numbers from 0, in rising order."""
+    """Every way to write `total` as an ordered sum of so many non-negative integers, in rising order."""
     if parts == 1:
         yield (total,)
         return
@@ -203,7 +203,7 @@ def _spread(learners: int, shares: dict[int, float]) -> tuple[float, ...]:
 
 
 def pareto(rows: Sequence[Sequence[float]]) -> list[bool]:
-    """Which rows no other row dominates: is at least as large everywhere and larger somewhere."""
+    """Which rows are not dominated by another row, one that is at least as large everywhere and larger somewhere."""
 
     def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
         return all(x >= y for x, y in zip(a, b, strict=True)) and any(x > y for x, y in zip(a, b, strict=True))
@@ -212,9 +212,9 @@ def pareto(rows: Sequence[Sequence[float]]) -> list[bool]:
 
 
 def suggest(points: Sequence[Point], wish: Wish) -> Suggestion:
-    """The most robust point that has what is wished for; where only robustness is, the most accurate one.
+    """The most robust point that grants the wish, or the most accurate one if the wish is for robustness only.
 
-    Where none has it, the nearest one, and words that say so.
+    If no point grants it, the one that comes closest, with a text that says so.
     """
     for_natural = wish.natural_at_least is None and wish.robust_at_least is not None
 
@@ -263,9 +263,9 @@ def curve(
 ) -> Curve:
     """Measure the models of a grid of shares on the run's validation images, and write RUN/mix/curve.json.
 
-    `points` are those along an edge: see `grid`. `test` measures the test images as well. Wishes are fractions;
-    `samples` takes a seeded random subset of either, or all where there are fewer; `steps` of PGD are by default those
-    of the run's validation.
+    `points` is the number along an edge: see `grid`. `test` measures the test images as well. Wishes are fractions;
+    `samples` takes a seeded random subset of either set, or all of it if it is smaller; `steps` of PGD are by default
+    those of the run's validation.
     """
     check_statistics(statistics)
     wish = _wish(natural_at_least, robust_at_least)
@@ -297,7 +297,7 @@ def curve(
         suggestion=suggest(found, wish) if wish else None,
         notes=_notes(learners, found, test=test),
     )
-    # Not by the alphabet: the order of the learners is what --gamma goes by.
+    # Not with sorted keys: the order of the learners is the one that --gamma uses.
     write_text(run.path / "mix" / "curve.json", made.model_dump_json(indent=2) + "\n")
     return made
 
@@ -338,7 +338,7 @@ def _notes(learners: Learners, points: Sequence[Point], *, test: bool) -> list[s
 
 
 def read_curve(run: RunDirectory) -> Curve:
-    """The curve that lies in a run."""
+    """The curve that is stored in a run."""
     path = run.require().path / "mix" / "curve.json"
     if not path.is_file():
         raise RunError(f"{run.path} has no curve; make one with `generalist mix {run.path} --curve 11`")

@@ -24,12 +24,12 @@ Gamma = float | list[float] | tuple[float, ...] | Mapping[str, float]
 State = dict[str, Tensor]
 
 Source = Literal["raw", "averaged", "parts"]
-"""What is mixed of a learner: its weights, its own average of them, or its part of the global learner."""
+"""What is mixed of each learner: its weights, its own average of them, or its part of the global learner."""
 
 _ENDING = {"raw": "", "averaged": AVERAGE, "parts": PART}
 
 ROUNDING = 1e-9
-"""How far shares may miss a sum of 1 or an end of the dial and still mean it."""
+"""How far rounding may take shares from a sum of 1, or from an end of the dial."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Learners:
 
     run: RunDirectory
     recipe: Recipe
-    """That of the run's last stage, where it has stages."""
+    """The recipe of the run's last stage, if it has stages."""
     epoch: int
     last: bool
     """Whether it is the run's last snapshot."""
     source: Source
-    """What they are: the learners' weights, their averages over time, or their parts of the global learner."""
+    """What `states` are: the learners' weights, their averages over time, or their parts of the global learner."""
     states: list[State]
     own_gamma: dict[str, float]
-    """The shares by which the run's own network is mixed of them: as of that epoch, or, of parts, exactly."""
+    """The run's own shares: its mixing weights at that epoch, or for parts those that give the global learner."""
     about: dict[str, Any]
-    """What the lead learner's file says of itself."""
+    """The header of the lead learner's file."""
 
     @property
     def names(self) -> list[str]:
@@ -69,8 +69,11 @@ class Learners:
 def learners_of(
     run: RunDirectory, epoch: int | None = None, *, source: Source | None = None, trust_code: bool = False
 ) -> Learners:
-    """The learners of the run's last snapshot, or of that of `epoch`: their parts of the global learner, where the run
-    has kept them, else what its mixing takes; or what `source` says."""
+    """The learners of the run's last snapshot, or of that of `epoch`.
+
+    `source` says what is loaded of them; by default their parts of the global learner if the run has kept these, else
+    what the run's own mixing uses.
+    """
     if source is not None and source not in get_args(Source):
         raise GeneralistError(f"source is raw, averaged or parts, not {source!r}")
     whole = load_recipe(run.require().recipe, trust_code=trust_code)
@@ -117,12 +120,12 @@ def learners_of(
 
 
 def default_source(recipe: Recipe) -> Source:
-    """What the dial of a run mixes, unless it is told otherwise."""
+    """What the dial of a run mixes by default."""
     return "parts" if recipe.mixing.parts else recipe.mixing.source
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Snapshots may be kept in half precision; nothing is computed in it."""
+    """The tensor in at least single precision: snapshots may be stored in half, but nothing is computed in it."""
     return tensor.float() if tensor.dtype == torch.half else tensor
 
 
@@ -145,8 +148,8 @@ def _equal(first: State, second: State) -> bool:
 def gammas_of(learners: Learners, gamma: Gamma) -> list[float]:
     """The learners' shares, in the recipe's order.
 
-    One number is the lead learner's, and the rest is split as the recipe's `mixing` says. N - 1 numbers are those of
-    all learners but the last of `Learners.order`, which gets the rest. A mapping names every share that is not 0.
+    One number is the lead learner's share, and the rest is split as the recipe's `mixing` says. N - 1 numbers are the
+    shares of all learners but the last of `Learners.order`, which gets the rest. A mapping may leave out shares of 0.
     """
     names, order = learners.names, learners.order
     if isinstance(gamma, Mapping):
@@ -174,7 +177,7 @@ def _number(value: Any) -> float:
 
 
 def _checked(shares: Sequence[Any], names: Sequence[str]) -> list[float]:
-    """Shares on the simplex; what misses an end by rounding alone is put there."""
+    """The shares, refused if they do not lie on the simplex; those within rounding of 0 or 1 are set to it."""
     numbers = [_number(share) for share in shares]
     for name, number in zip(names, numbers, strict=True):
         if not -ROUNDING <= number <= 1 + ROUNDING:
@@ -202,8 +205,8 @@ def mixed_state(states: Sequence[State], gammas: Sequence[float], *, lead: int =
 
 
 def mixture_file(learners: Learners, gammas: Mapping[str, float], statistics: str = "best") -> Path:
-    """Where a mixture lies in its run: RUN/mix/gamma-0.80.safetensors, the shares in the dial's order but the last, and
-    what was asked for beside them."""
+    """Where a mixture is stored in its run: RUN/mix/gamma-0.80.safetensors, named after the shares in the dial's order
+    without the last one, and after any options that are not the default."""
     shares = "-".join(_short(gammas[name]) for name in learners.order[:-1])
     place = "" if learners.last else f"-epoch-{learners.epoch}"
     kind = "" if learners.source == default_source(learners.recipe) else f"-{learners.source}"
@@ -212,4 +215,5 @@ def mixture_file(learners: Learners, gammas: Mapping[str, float], statistics: st
 
 
 def _short(share: float) -> str:
-    return f"{share:.2f}" if abs(share - round(share, 2)) < ROUNDING else repr(share)  # no two shares have one name
+    # In full where two digits are not exact, so that different shares never have the same name.
+    return f"{share:.2f}" if abs(share - round(share, 2)) < ROUNDING else repr(share)

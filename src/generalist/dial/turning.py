@@ -1,4 +1,4 @@
-"""Turning the dial: a model of the learners' mixture, its BatchNorm statistics mixed or estimated anew."""
+"""Turning the dial: a model of the learners' mixture, with BatchNorm statistics that are mixed or re-estimated."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Kind = Literal["mixed", "reestimated"]
 Statistics = Literal["best", "mixed", "reestimated"]
 
 REESTIMATION_IMAGES = 10_000
-"""Training images that statistics are estimated on, or all where there are fewer: more move them by less than the
-choice of the images does."""
+"""Training images that statistics are estimated on, or all if there are fewer. Using more changes the statistics less
+than using other images does."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Mixture:
     statistics: Kind
     """Where its BatchNorm statistics come from."""
     measured: dict[Kind, dict[str, Accuracy]] = field(default_factory=dict)
-    """Accuracies on the validation images by statistics; empty where there was nothing to choose between."""
+    """Accuracies on the validation images, by statistics; empty if there was nothing to choose between."""
 
     def save(self, path: Path) -> None:
         """A weights file like any other: `generalist.load` and `generalist evaluate` take it."""
@@ -67,7 +67,7 @@ class Mixture:
 
 
 class Dial:
-    """The learners of a run with its images: `turn` makes models of them. Images are read when they are needed."""
+    """The learners of a run and its images; `turn` makes models of them. Images are read only when they are needed."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Dial:
         PGD(steps=self.steps)  # a wrong number is refused before anything is read
 
     def turn(self, gammas: Sequence[float], *, statistics: Statistics = "best") -> Mixture:
-        """The model of these shares, in the recipe's order.
+        """The model for these shares, which are in the recipe's order.
 
-        `best` takes, of mixed and re-estimated statistics, those that validate better by the run's own rule (natural
-        + mean PGD accuracy where that is `last`), and mixed ones in a tie. A learner's own statistics fit it already:
-        where one has all the share, or where there is no BatchNorm, `best` keeps them.
+        `best` takes, of mixed and re-estimated statistics, those that validate better by the run's own rule (by natural
+        + mean PGD accuracy if that is `last`), and mixed ones in a tie. If one learner has the whole share, its own
+        statistics fit already, so `best` keeps them, as it does for networks without BatchNorm.
         """
         state = mixed_state(self.learners.states, gammas, lead=self.learners.lead)
         plain = self._network(state)
@@ -133,7 +133,7 @@ class Dial:
 
     @cached_property
     def splits(self) -> Splits:
-        """The run's images on the device, without extra ones; refused where they are not those it was trained on."""
+        """The run's images on the device, without extra ones; refused if they are not those it was trained on."""
         options = self.recipe.data.model_copy(update={"extra": None})
         if options.name == "arrays" and self.data is None:
             raise RunError(
@@ -151,12 +151,12 @@ class Dial:
 
     @cached_property
     def _validation(self) -> tuple[Images, Tensor, Tensor]:
-        """(images to validate on, their indices, those of the images that were trained on)."""
+        """(images to validate on, their indices, the indices of the images that were trained on)."""
         images, held, trained = validation_indices(self.recipe, self.splits)
         return images, self._some(held), trained
 
     def check_samples(self, *, test: bool) -> None:
-        """Refuse more images than there are, in any of the sets that are measured."""
+        """Refuse to measure more samples than the largest of the measured sets has."""
         if self.samples is None:
             return
         held = validation_indices(self.recipe, self.splits)[1]
@@ -186,7 +186,7 @@ class Dial:
         return test, self._some(torch.arange(len(test)))
 
     def _measure(self, model: nn.Module, images: Images, index: Tensor) -> dict[str, Accuracy]:
-        """One evaluation for all threats whose PGD takes steps of one length."""
+        """Run one evaluation for all the threats that share a step size."""
         threats = self.recipe.threats()
         by_length: dict[float | None, list[ThreatOptions]] = {}
         for threat in threats:
@@ -204,11 +204,11 @@ class Dial:
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def reestimated(self, model: nn.Module, gammas: Sequence[float]) -> nn.Module:
-        """A copy of `model` with BatchNorm statistics of augmented training images.
+        """A copy of `model` with BatchNorm statistics estimated on augmented training images.
 
-        Of each batch a learner's share, in whole images, is what it trains on, in its own augmentation: natural images,
-        or its own PGD against this very model. For that PGD the statistics come from natural images: mixed ones may fit
-        no network, and attacks against that would be weak.
+        Each batch is divided among the learners by their shares. A learner's images are as in its training: in its own
+        augmentation, natural or attacked by its own PGD, here against the mixture. For that PGD, statistics are first
+        estimated on natural images, because attacks would be weak on a network with mixed ones, which may fit nothing.
         """
         if not statistics_names(model):
             raise RunError("this network has no BatchNorm statistics to re-estimate: use mixed ones")
@@ -231,7 +231,7 @@ class Dial:
         return tasks
 
     def _grown(self, threat: ThreatOptions, attack: AttackOptions) -> Threat:
-        """As much of the threat as the learner trained against by then."""
+        """The threat, reduced to the share of eps that the learner trained against at that epoch."""
         whole = threat.build()
         if attack.scale is None:
             return whole
@@ -239,7 +239,7 @@ class Dial:
         return Shrunk(whole.eps, inner=whole, share=torch.tensor(share, device=self.device))
 
     def _training_batches(self, model: nn.Module) -> Iterator[Batch]:
-        """Augmented images of an epoch that training has not seen."""
+        """Training images, augmented as in an epoch after the last."""
         train, (_, _, index) = self.recipe.train, self._validation
         size, epoch = min(train.batch_size, len(index)), self._next_epoch
         batches = epoch_batches(index, batch_size=size, seed=train.seed, epoch=epoch, last="drop")
@@ -254,7 +254,7 @@ class Dial:
         return self.recipe.train.epochs + 1
 
     def _own_view(self, options: LearnerOptions, x: Tensor, index: Tensor) -> Tensor:
-        """As the learner augments these images in place of, or on top of, what all have in common."""
+        """The images in the learner's own augmentation, which replaces the shared one or is added to it."""
         at = {"epoch": self._next_epoch, "seed": self.recipe.train.seed}
         if options.augmentation is not None:
             x = self.splits.train.augmented(index.cpu(), **at, options=options.augmentation).x.to(x.device, x.dtype)
@@ -284,7 +284,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Task:
-    """A share of the images, and what is done to them."""
+    """What is done to a learner's share of the images."""
 
     share: float
     threat: Threat | None
@@ -294,12 +294,12 @@ class Task:
 
     @property
     def as_shared(self) -> bool:
-        """Whether nothing is done to what all learners have in common."""
+        """Whether it leaves the images in the augmentation that all learners share."""
         return self.threat is None and self.options.augmentation is None and not self.options.cutout
 
 
 def portions(count: int, shares: Sequence[float]) -> list[int]:
-    """`count` split by shares into whole numbers, each off by less than one; the largest remainders are rounded up."""
+    """`count` divided by `shares` into whole numbers, each off by less than one; the largest remainders round up."""
     exact = [count * share / math.fsum(shares) for share in shares]
     whole = [math.floor(value + ROUNDING) for value in exact]
     by_remainder = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
@@ -309,7 +309,7 @@ def portions(count: int, shares: Sequence[float]) -> list[int]:
 
 
 def _score(accuracy: Mapping[str, Accuracy], options: ValidationOptions) -> float:
-    """What the run's own rule says of these accuracies."""
+    """The score of these accuracies by the run's own rule."""
     rule = "sum" if options.rule == "last" else options.rule
     values = {name: value.value for name, value in accuracy.items()}
     found = Validation({GLOBAL: values}, {}, {}, ensemble=0.0, drift=0.0, gap=0.0)

@@ -41,30 +41,30 @@ from generalist.evaluation.summary import Evaluation, accuracies, summarise
 from generalist.evaluation.verdicts import Bools, Ints, Verdicts
 
 COMPILE_FROM = 20_000
-"""Samples times steps from which on compiling the network for a GPU, half a minute or more, is worth its time."""
+"""Samples times steps from which compiling the network for a GPU, half a minute or more, pays for itself."""
 
 
 class SuiteOptions(Options):
     """How the attacks are run."""
 
     mode: Mode = "each"
-    """`each`: every attack on every sample, a number of its own. `cascade`: what one attack breaks, later ones do not
-    see, so that each number is the accuracy under all attacks so far."""
+    """`each`: every attack runs on every sample and gives a number of its own. `cascade`: later attacks skip what an
+    earlier one has broken, so that each number is the accuracy under all attacks so far."""
 
     precision: Precision = "default"
     """`default`: the model's own, under PyTorch's default flags. `fast`: ensembles search in bfloat16; see the docs."""
 
     batch_size: int | None = None
-    """Rows of every batch. Verdicts can depend on it in float32, in a few of a thousand samples. Left out: 40% of
-    all samples on the CPU, at least 64 and at most 256, but 32 for a large network (from 1e8 operations an image);
-    on a GPU 1,024 where every row is computed by itself, else a quarter of the samples, at least 256 and at most
-    1,024. Never more than there are samples."""
+    """Rows of every batch. In float32, the verdicts on a few samples in a thousand can depend on it. Default: 40% of
+    all samples on the CPU, at least 64 and at most 256, but 32 for a large network (from 1e8 operations per image); on
+    a GPU 1,024 where every row is computed by itself, else a quarter of the samples, at least 256 and at most 1,024.
+    Never more than there are samples."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """The seed of random starts and of `samples`. A sample's draws depend on it and on the sample alone."""
+    """The seed of random starts and of `samples`. A sample's random numbers depend only on it and on the sample."""
 
     shard: int = Field(default=1, ge=1)
-    """Which part of the samples to evaluate, from 1."""
+    """Which part of the samples to evaluate, counted from 1."""
 
     shards: int = Field(default=1, ge=1, le=100_000)
     """The number of parts."""
@@ -79,7 +79,7 @@ class SuiteOptions(Options):
 
 
 def suite_options(**values: Any) -> SuiteOptions:
-    """Options of a call or a command line; what is wrong with them in one line."""
+    """Options from a call or a command line; an error is raised in one line."""
     try:
         return SuiteOptions(**values)
     except ValidationError as error:
@@ -88,26 +88,27 @@ def suite_options(**values: Any) -> SuiteOptions:
 
 @dataclass(frozen=True)
 class Moment:
-    """How far an evaluation is, after a batch."""
+    """The progress of an evaluation, after a batch."""
 
     what: str
     """`natural`, the threat and the attack, `corruptions` or `perturbations`."""
     step: int
     steps: int
     done: int
-    """Rounds of samples that are run, and with those that may still be needed:"""
+    """Rounds of samples that are done."""
     total: int
+    """`done` and the rounds that may still be needed."""
     robust: int | None
-    """Samples that the step has not broken so far; for natural and corrupted images, those that are right; None where
-    they are not counted."""
+    """Samples that the step has not broken so far; for natural and corrupted images, those classified correctly; None
+    where they are not counted."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where records go, and under which names."""
+    """Where records are written, and under which names."""
 
     out: Path
-    """The directory below which the evaluation gets its own."""
+    """The directory in which the evaluation gets a directory of its own."""
     subject: str
     split: str
     resume: bool = False
@@ -127,11 +128,11 @@ def evaluate_model(
     listener: Callable[[Moment], None] = lambda moment: None,
     **settings: Any,
 ) -> Evaluation:
-    """Accuracy by `natural`, and by `attack/threat` for each attack and threat, on the images of `index`.
+    """Accuracies on the images of `index`: one named `natural`, and one named `attack/threat` for each such pair.
 
-    A sample counts as right under attack only where it is right as it is, too. What is named twice counts once.
-    `settings` are fields of SuiteOptions. `notes` and `warnings` go into the summary's. Without a `place` nothing is
-    written.
+    A sample counts as correct under attack only if it is also correct without. Attacks and threats named twice count
+    once. `settings` are fields of SuiteOptions. `notes` and `warnings` are added to those of the summary. Without a
+    `place` nothing is written.
     """
     options = options or suite_options(**settings)
     plan = make_plan(attacks, threats, mode=options.mode, precision=options.precision)
@@ -157,7 +158,7 @@ def evaluate_model(
 
 @dataclass(frozen=True, eq=False)
 class _Flight:
-    """A batch that is being attacked."""
+    """A batch that is under attack."""
 
     rows: Ints
     rounds: Ints
@@ -183,7 +184,7 @@ class Suite:
         self.images, self.whole, self.plan, self.options, self.listener = images, whole, plan, options, listener
         device = device_of(model)
         dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        # The same images for every shard: what is noticed about the model must not depend on the part.
+        # The same images for every shard, so that warnings about the model do not depend on it.
         few = min(PROBE, options.batch_size or PROBE, len(whole))
         self.probe = Feeder(images, device, dtype, few).batch(whole[:few])
         with borrowed(self.model):
@@ -199,13 +200,13 @@ class Suite:
         self.crew_size = crew_size(device, batches=-(-len(whole) // size), operations=work)
 
     def _networks(self, device: torch.device) -> dict[bool, Searched]:
-        """What the steps search on: by whether they do so in bfloat16."""
+        """The networks that the attacks search on, by whether this is done in bfloat16."""
         makers = {step.half: half_precision if step.half else full_precision for step in self.plan.steps}
         long = device.type == "cuda" and len(self.whole) * len(self.plan.steps) >= COMPILE_FROM
         return {half: make(self.model, self.probe.x, compiled=long) for half, make in makers.items()}
 
     def _work(self) -> float:
-        """Operations for one image, where the sizes of batches and crews go by them: on a CPU."""
+        """Operations per image, which decide the sizes of batches and crews on a CPU; elsewhere 0."""
         networks = self.searched.values() if self.probe.x.device.type == "cpu" else ()
         return max((operations(searched, self.probe.x[:1]) for searched in networks), default=0.0)
 
@@ -219,7 +220,7 @@ class Suite:
             )
 
     def header(self, place: Place | None, notes: Sequence[str], warnings: Sequence[str], *, chosen: bool) -> Header:
-        """What the records begin with. Checksums take a while, and are needed only where records are kept."""
+        """The header of the records. Checksums take a while, so they are made only where records are kept."""
         settings = {
             "mode": self.options.mode,
             "precision": self.options.precision,
@@ -251,7 +252,7 @@ class Suite:
         return [*names, *(str(number) for number in range(len(names), self.num_classes))]
 
     def run(self, verdicts: Verdicts, recorder: Recorder) -> None:
-        """Everything that is not done yet."""
+        """Do everything that is not done yet."""
         self._natural(verdicts, recorder)
         for number, step in enumerate(self.plan.steps, 1):
             self._step(step, number, verdicts, recorder)
@@ -297,7 +298,7 @@ class Suite:
                 self.listener(Moment(step.key, number, len(self.plan.steps), done, done + left, robust))
 
     def _launch(self, step: Step, crew: Crew, flights: deque[_Flight], pending: Bools, index: Ints) -> None:
-        """Give every thread of the crew a batch, as far as there is work that nobody has begun."""
+        """Give every idle thread of the crew a batch, while there is work that none has begun."""
         for flight in flights:
             pending[flight.rounds, flight.rows] = False
         while len(flights) < crew.size:
@@ -310,23 +311,26 @@ class Suite:
             flights.append(_Flight(rows, rounds, batch, found))
 
     def _crew(self, step: Step) -> Crew:
-        """Threads share a folded network, but never the user's own model."""
+        """Threads may share a folded network, but never the user's own model."""
         return Crew(self.crew_size if self.searched[step.half].folded else 1)
 
     def _search(self, step: Step, crew: Crew, batch: Batch, rounds: Tensor, count: int) -> Future[Found]:
-        """Attack the first `count` rows; the others are copies."""
+        """Attack the first `count` rows; the others are padding."""
         searched, threat = self.searched[step.half], step.threat.build()
         x, rows = batch.x, self.feeder.size
         if searched.row_by_row:
             rows = rows_for(count, rows)
-            x = x.contiguous(memory_format=torch.channels_last)  # as our kernels read images and write their gradients
+            x = x.contiguous(memory_format=torch.channels_last)  # the layout of our kernels, for images and gradients
         part = Batch(x=x[:rows], y=batch.y[:rows], index=batch.index[:rows])
         network, seed = crew.hire(searched.network), self.options.seed
         return crew.submit(lambda: step.attack.run_round(network, part, rounds[:rows], threat=threat, seed=seed))
 
     def _judged(self, step: Step, batch: Batch, found: Found) -> Found:
-        """A success counts where the image lies in ball and box and the user's own model gets it wrong: whichever
-        network was searched, and whatever an attack of the user's own says of itself. The model sees a whole batch."""
+        """Judge an attack's images by the user's own model, which sees a whole batch.
+
+        A success counts only if the image lies in ball and box and this model misclassifies it, whichever network was
+        searched, and whatever a custom attack claims.
+        """
         with borrowed(self.model):
             x = torch.cat([found.x, batch.x[len(found.x) :]])
             return verdict(self.model, batch, x, threat=step.threat.build())
@@ -337,7 +341,7 @@ class Suite:
             return self._judged(step, batch, self._search(step, crew, batch, rounds, count).result())
 
     def leave(self, folder: Path, summary: dict[str, Any], verdicts: Verdicts) -> None:
-        """The summary, unless this is only a part; and a few examples, which the first part makes."""
+        """Write the summary, unless this is only a shard, and a few examples, if this is the first shard."""
         if self.options.shard == 1 and not (folder / "examples.npz").exists():
             with borrowed(self.model):
                 examples = make_examples(self.plan, verdicts, self.feeder, self.kept, self.attack, self._predict)
