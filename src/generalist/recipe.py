@@ -42,13 +42,13 @@ class StageOptions(Options):
     that one, as learners do after a redistribution. Learners that a mapping leaves out start fresh."""
 
     length: Number = Field(default=1.0, gt=0, le=1000)
-    """Its epochs as a multiple of the recipe's `train.epochs`, rounded, at least one: a stage follows when those are
-    changed. `change.train.epochs` sets a number that does not."""
+    """Its number of epochs as a multiple of the recipe's `train.epochs`, rounded, at least one: it follows when those
+    are changed. For a fixed number, set `change.train.epochs` instead."""
 
     change: dict[str, Any] = Field(default_factory=dict)
     """Fields of the recipe that differ in this stage, nested as in the recipe. Lists, `mixing.shares` and
-    `mixing.gammas` are replaced whole, and `{}` puts a section back to its defaults. A stage that changes the learners
-    must change shares and gammas that name them: `mixing: {shares: {}}` for a stage with one learner."""
+    `mixing.gammas` are replaced as a whole, and `{}` resets a section to its defaults. A stage with other learners must
+    also change the shares and gammas that name them: `mixing: {shares: {}}` for a stage with one learner."""
 
 
 class Recipe(Job):
@@ -154,7 +154,7 @@ def _style_learner(entry: dict[str, Any], style: str) -> dict[str, Any]:
 
 
 def _norm_of(threat: Any) -> str | None:
-    """The norm of a threat in any of its forms; None where it is no threat, which validation will say."""
+    """The norm of a threat in any of its forms; None if it is not a valid threat, which validation will report."""
     if isinstance(threat, dict):
         norm = threat.get("norm")
         return norm if isinstance(norm, str) else None
@@ -178,14 +178,14 @@ def load_recipe(
     else:
         raw = read_raw(recipe)
     raw = copy.deepcopy(raw)
-    # The style first: it decides the defaults that the other changes lead into.
+    # The style first: it decides the defaults that the other overrides start from.
     for override in sorted(overrides, key=lambda text: text.partition("=")[0] != "style"):
         set_field(raw, override, resolved=lambda: _resolved(raw, trust_code=trust_code))
     return parse(raw, trust_code=trust_code)
 
 
 def _resolved(raw: Mapping[str, Any], *, trust_code: bool) -> Any:
-    """Every field of what the recipe says so far; nothing where it is not complete yet."""
+    """The recipe so far with every field filled in; None if it is not valid yet."""
     try:
         return parse(raw, trust_code=trust_code).model_dump(mode="json")
     except RecipeError:
@@ -235,7 +235,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _places_of(field: str) -> list[str]:
-    """Where in a recipe a field of this name stands, the highest place first: whoever writes `epochs` or `train.lr`."""
+    """The full paths of fields with this name, shallowest first: a hint for whoever writes `epochs` or `train.lr`."""
     found: list[str] = []
     level: list[tuple[str, type[BaseModel]]] = [("", Recipe)]
     for _ in range(_DEEPEST):
@@ -250,14 +250,14 @@ def _places_of(field: str) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The options classes within a field's type, with those that extend them."""
+    """The options classes in a field's type, and their subclasses."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation, *(inner for extended in annotation.__subclasses__() for inner in _models_in(extended))]
     return [inner for argument in get_args(annotation) for inner in _models_in(argument)]
 
 
 def read_raw(where: str | Path) -> dict[str, Any]:
-    """What a shipped recipe or a file says, not checked yet; its name is added where it has none."""
+    """The contents of a shipped recipe or a file, not validated yet; a missing `name` is filled in."""
     path = Path(where)
     if str(where) in shipped_names():
         raw = parse_yaml(shipped_text(str(where)), str(where))
@@ -280,7 +280,7 @@ def read_raw(where: str | Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """The raw recipe that `text` says."""
+    """`text` as a raw recipe; `where` names it in errors."""
     raw = load_yaml(text, where)
     if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
         raise RecipeError("", f"{where} must be a mapping with the top levels data, model, learners, ...")
@@ -299,7 +299,7 @@ _BY_LEARNER = frozenset({"shares", "gammas"})  # a stage with other learners can
 
 
 def stage_recipes(recipe: Recipe, *, trust_code: bool) -> list[Recipe]:
-    """Those of a run's stages, or its own where it has none. A run's networks come out of the last."""
+    """The recipe of each stage, or just the recipe itself if it has none. The last one makes the run's networks."""
     return [stage_recipe(recipe, stage, trust_code=trust_code) for stage in recipe.stages] or [recipe]
 
 

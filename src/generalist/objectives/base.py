@@ -30,9 +30,9 @@ from generalist.tensors.state import restore
 Metrics = dict[str, Tensor]
 
 SCALE = "attack.scale"
-"""Among the scalars of a learner whose attack grows: the share of eps."""
+"""The current share of eps in `Progress.scalars`, for a learner with an `attack.scale`."""
 SMALLEST = 1e-6
-"""A scale of 0 is taken for this: perturbations are divided by it."""
+"""Replaces a scale of 0, because perturbations are divided by it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Progress:
     """The current epoch, counted from 1, int64."""
 
     lr: Tensor
-    """The learner's learning rate: for an objective that trains a network of its own beside it."""
+    """The learner's learning rate, for an objective that trains a second network."""
 
     variant: str = "default"
     """Which of the objective's `variants` this iteration runs."""
@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(eq=False)
 class LearnerView:
-    """What an objective may know of the learner that it serves."""
+    """What an objective can see of its learner."""
 
     name: str
     model: nn.Module
@@ -65,37 +65,38 @@ class LearnerView:
     attack: AttackOptions
     seed: int
     images: Images
-    """The training images, for what is made once an epoch: maps, masks, a pass over all of them."""
+    """The training images, for what is done once per epoch: maps, masks, a pass over all of them."""
     index: Tensor
-    """Which of them are trained on: the held-out ones are not among them."""
+    """Indices of the images that are trained on, which leaves out the held-out ones."""
     artefact: Callable[[str], dict[str, Tensor]]
-    """The weights of `SOURCE[#SUBJECT]`: an earlier stage's or run's global learner, or the learner of that name; of
-    `#NAME[.average]`: those that a learner of the same run has at the moment, to be copied at once. To be called from
-    `epoch_start`: at `setup` the earlier stage may not have run, and within an iteration learners do not wait for one
+    """Returns weights by name. `SOURCE[#SUBJECT]` is the global learner, or the learner SUBJECT, of an earlier stage or
+    run. `#NAME[.average]` is another learner of this run as it is now; copy those tensors at once. Call it from
+    `epoch_start`: at `setup` the earlier stage may not have run, and within an epoch learners do not wait for one
     another."""
     epochs: int
-    """The length of training, for what is a share of it and begins with an epoch."""
+    """The length of training, to turn fractions of it into epochs."""
     padding: int = 0
-    """Pixels of padding in front of the random crop, without which a mask cannot follow its sample's augmentation."""
+    """Pixels of padding of the random crop; a mask needs them to follow its sample's augmentation."""
     validation: tuple[Images, Tensor] | None = None
     """The images that validation uses and their indices, for an objective that chooses among several networks."""
     label_smoothing: float = 0.0
     autocast: torch.dtype | None = None
     """Compute type of forward passes; None: that of the weights."""
     constant: FoldedNetwork | None = None
-    """The network in evaluation mode in a faster form, where the engine has made one."""
+    """A faster form of the network in evaluation mode, if the engine has made one."""
     moves: Moves = field(default_factory=Moves)
-    """The parts of an attack beside the network; an engine may put compiled ones here."""
+    """The steps of an attack outside of the network; an engine may put compiled ones here."""
     means: Callable[[Sequence[Tensor]], list[Tensor]] = list
-    """Means over the batch, from means over the part of it that this process has: what an objective needs that does
-    anything but add up gradients (a norm, a cosine, a running accuracy). Ranks that share batches call it alike."""
+    """Turns means over this process's part of a batch into means over the whole batch. An objective needs it for all
+    that is not a plain sum of gradients (a norm, a cosine, a running accuracy). All ranks that share a batch must make
+    the same calls in the same order."""
 
     def epochs_of(self, share: float) -> int:
-        """A share of training in whole epochs."""
+        """A fraction of training in whole epochs."""
         return whole_epochs(share * self.epochs)
 
     def weights_of(self, source: str, *, field: str) -> dict[str, Tensor]:
-        """What `artefact` has, if it is of the learner's architecture; `field` is the option that names it."""
+        """The weights of `source`, refused if the architecture differs; `field` is the option that named it."""
         state, own = self.artefact(source), self.model.state_dict()
         for name, tensor in own.items():
             if name not in state or state[name].shape != tensor.shape:
@@ -103,8 +104,11 @@ class LearnerView:
         return {name: state[name] for name in own}
 
     def require_random_start(self) -> None:
-        """For an attack that moves away from the answer to the image itself: there it has no gradient, so that one
-        which starts there never moves, and adversarial training would be natural training in disguise."""
+        """Refuse `attack.start: none`, for an attack that drives the output away from that on the clean image.
+
+        Its loss has no gradient at the image itself, so an attack that starts there never moves, and adversarial
+        training would silently become natural training.
+        """
         if self.attack.start == "none":
             raise GeneralistError(
                 f"learner {self.name!r}: its attack has no gradient at the image itself, where attack.start none "
@@ -150,13 +154,13 @@ class LearnerView:
             )
 
     def within(self, threat: Threat | None, progress: Progress) -> Threat:
-        """The threat, or as much of it as `attack.scale` allows at the moment."""
+        """The threat, reduced to the share of eps that `attack.scale` currently allows."""
         assert threat is not None, "the recipe's check lets no adversarial objective pass without a threat"
         scale = progress.scalars.get(SCALE)
         return threat if scale is None else Shrunk(threat.eps, inner=threat, share=scale.clamp_min(SMALLEST))
 
     def under_attack(self, options: AttackOptions) -> Classifier:
-        """The learner's network as it is now, in its fastest form for this attack."""
+        """The learner's current network, in the fastest form for this attack."""
         if self.constant is None or options.batchnorm == "train":
             return self.model
         self.constant.refresh()
@@ -165,7 +169,7 @@ class LearnerView:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a loss is taken on: the batch, and what was made of it."""
+    """The inputs of a loss: the batch, and what `prepare` made of it."""
 
     batch: Batch
     made: dict[str, Tensor] = field(default_factory=dict)
@@ -187,22 +191,23 @@ class Objective:
     """Whether it needs a threat model."""
 
     attacks_each: ClassVar[bool] = False
-    """Whether `prepare` makes `adversarial`, each image of the batch under attack: what an objective around it may
-    build on."""
+    """Whether `prepare` makes `adversarial`, an attacked version of each image of the batch; some wrappers rely on
+    it."""
 
     trains_copy: ClassVar[bool] = False
-    """Whether it trains a second network beside the learner's: all of it, whatever the learner's `trains` says."""
+    """Whether it trains a second network beside the learner's; such a copy is trained as a whole, whatever the
+    learner's `trains` says."""
 
     variants: tuple[str, ...] = ("default",)
-    """The shapes that a batch can take: one captured graph each; `variant` picks, on the host. Known after `setup`; a
-    wrapper has those of what it wraps."""
+    """The different forms that an iteration can take, each recorded as a graph of its own; `variant` picks one, on the
+    host. Known after `setup`; a wrapper has those of the objective it wraps."""
 
     capturable: bool = True
     """Whether an iteration can be recorded as a CUDA graph: nothing waits for the device, no shape depends on data."""
 
     separable: bool = True
-    """Whether the gradients of a batch are the mean of those of its parts, so that ranks may divide it. One that uses
-    `learner.means` where it needs the whole batch is; one that mixes samples with each other is not."""
+    """Whether the gradient of a batch is the mean of the gradients of its parts, so that ranks may divide it. True if
+    the objective uses `learner.means` wherever it needs the whole batch, false if it mixes samples with each other."""
 
     def __init__(self, options: ObjectiveOptions) -> None:
         self.options = options
@@ -213,12 +218,12 @@ class Objective:
         self.learner = learner
 
     def schedules(self) -> dict[str, Schedule]:
-        """Values of the objective's own that change during training; they arrive in `Progress.scalars`."""
+        """The objective's own values that change during training; they arrive in `Progress.scalars`."""
         return {}
 
     @classmethod
     def needs_threat(cls, options: ObjectiveOptions) -> bool:
-        """Whether the learner must have a threat model; a wrapper asks what it wraps."""
+        """Whether the learner must have a threat model; a wrapper asks the objective it wraps."""
         return cls.adversarial
 
     @classmethod
@@ -233,31 +238,32 @@ class Objective:
 
     @classmethod
     def threats(cls, options: ObjectiveOptions) -> list[ThreatOptions]:
-        """Threat models of the objective's own, beside the learner's; validation measures them, too."""
+        """Further threat models of the objective's own; validation measures these, too."""
         return []
 
     @classmethod
     def attack_on(cls, options: ObjectiveOptions, threat: Threat, attack: AttackOptions, *, own: bool) -> AttackOptions:
-        """What becomes of the learner's `attack` in its own threat model, or in another of `threats`."""
+        """The learner's `attack` as it is used in the learner's own threat model, or in one of `threats`."""
         return attack if own else attack.model_copy(update={"step": None})
 
     @classmethod
     def sources(cls, options: ObjectiveOptions) -> list[str]:
-        """What it will ask `learner.artefact` for: a source that cannot be is refused before anything runs."""
+        """The sources it will ask `learner.artefact` for, so that a wrong one is refused before anything runs."""
         return []
 
     @classmethod
     def companions(cls, options: ObjectiveOptions) -> list[str]:
-        """Other learners of the same run that it will ask `learner.artefact` for, as `#` and what is given here: NAME,
-        or NAME.average for the average of that learner's weights."""
+        """Other learners of the same run whose weights it needs: NAME, or NAME.average for that learner's average. It
+        gets them as `learner.artefact("#NAME")`."""
         return []
 
     def variant(self, step: int, epoch: int) -> str:
-        """Which variant iteration `step` runs. Asked once an iteration, on the host."""
+        """Which variant iteration `step` runs. Called once per iteration, on the host."""
         return self.variants[0]
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
-        """Make the inputs of `loss`: attack the batch, mix it, mask it. Not repeated where weights are perturbed."""
+        """Make the inputs of `loss`: attack the batch, mix it, mask it. Called once per batch, even where a wrapper
+        takes `gradients_of` several times, at perturbed weights."""
         return Inputs(batch)
 
     def loss(self, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
@@ -265,7 +271,7 @@ class Objective:
         raise TypeError(f"{type(self).__name__} defines neither loss nor gradients")
 
     def gradients_of(self, inputs: Inputs, progress: Progress) -> tuple[list[Tensor], Metrics]:
-        """The gradients of `loss` on inputs that are made already."""
+        """The gradients of `loss` on inputs that `prepare` has made."""
         loss, metrics = self.loss(inputs, progress)
         return gradients_with(loss, self.learner.model), {"loss": loss.detach(), **metrics}
 
@@ -274,26 +280,26 @@ class Objective:
         return self.gradients_of(self.prepare(batch, progress), progress)
 
     def epoch_start(self, epoch: int) -> None:
-        """Called before the first iteration of an epoch, but not when a run resumes within one: what is made here
-        and needed later belongs into `state_dict`."""
+        """Called before the first iteration of an epoch, but not when a run resumes in the middle of one: what is made
+        here and needed later belongs in `state_dict`."""
 
     def epoch_end(self, epoch: int) -> None:
         """Called after the last iteration of an epoch, before validation."""
 
     def best_network(self) -> dict[str, Tensor] | None:
-        """The weights that are validated and saved where the learner is alone and trains more than one network (a
-        curve of them, say), as a state dict; None: its own. Asked before each validation."""
+        """The state dict to validate and save if the learner is alone and trains more than one network (a curve of
+        them, say); None: the learner's own. Called before each validation."""
         return None
 
     def redistributed(self, *, reset: bool) -> None:
-        """Called when the learner has taken over the global learner's weights, and forgotten its momenta if `reset`."""
+        """Called after the learner has taken over the global learner's weights and, if `reset`, cleared its momenta."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep: tensors only, and the live ones, not copies."""
+        """The tensors that a checkpoint must keep: the live ones, not copies."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy what `state_dict` gave once into the live tensors."""
+        """Copy an earlier `state_dict` into the live tensors."""
         restore(self.state_dict(), state)
 
 
@@ -342,5 +348,5 @@ def gradients_with(loss: Tensor, model: nn.Module) -> list[Tensor]:
 
 
 def accuracy(logits: Tensor, y: Tensor) -> Metrics:
-    """The share of the batch that is classified rightly, as a metric."""
+    """The share of the batch that is classified correctly, as a metric."""
     return {"accuracy": (logits.detach().argmax(1) == y).float().mean()}

@@ -1,4 +1,4 @@
-"""What exponential averages share: how much of the old is kept, and integers among them."""
+"""What all exponential averages share: the decay with its warm-up, how they lag behind, and integer averages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def warm_decay(count: Tensor, decay: float | Tensor, *, warmup: bool) -> Tensor:
-    """The share of the old average kept at iteration `count`, counted from 0; a decay that changes is a tensor."""
+    """The share of the old average kept at iteration `count`, counted from 0. A `decay` that changes is a tensor."""
     full = decay if isinstance(decay, Tensor) else torch.full_like(count, decay)
     return torch.minimum(full, (count + 1) / (count + 10)) if warmup else full
 
 
 def trailing(path: Sequence[float], *, count: int, decay: float, warmup: bool) -> list[float]:
-    """Where an average that began at 0 has come, iteration by iteration, behind these positions of what it is of.
+    """The average, which begins at 0, after each iteration in which the averaged value takes these positions.
 
-    `count` iterations are behind it when they end.
+    `count` is the number of iterations that the average has had by the end of the path.
     """
     place, found = 0.0, []
     for k, position in enumerate(path):
@@ -29,10 +29,10 @@ def trailing(path: Sequence[float], *, count: int, decay: float, warmup: bool) -
 
 
 def evenly(steps: int) -> list[float]:
-    """The positions of what moves by 1 in so many equal steps."""
+    """The positions of a value that moves from 0 to 1 in so many equal steps."""
     return [(k + 1) / steps for k in range(steps)]
 
 
 def truncated_mean(old: Tensor, new: Tensor, decay: Tensor) -> Tensor:
-    """An integer average as copying floats into an integer tensor makes it."""
+    """An average of integers, truncated as by copying floats into an integer tensor."""
     return (decay * old + (1 - decay) * new).to(torch.int64)

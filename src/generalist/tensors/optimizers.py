@@ -20,7 +20,7 @@ LEAD: Literal["lead"] = "lead"
 
 
 class OptimizerOptions(Options):
-    """How a learner's weights follow its gradients."""
+    """How a learner's weights are updated from its gradients."""
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     """`sgd` (with momentum), `adam` or `adamw`. The papers' ablation uses Adam at a learning rate of 1e-4."""

@@ -28,7 +28,8 @@ class Average:
         self.count.add_(1)
 
     def trail(self, steps: int) -> list[float]:
-        """How far it has come, iteration by iteration, behind weights that moved by 1 in the last so many."""
+        """How far this average has moved after each of the last `steps` iterations, if the weights moved evenly from 0
+        to 1 in these."""
         count, decay, warmup = int(self.count), self.options.decay, self.options.warmup
         return trailing(evenly(steps), count=count, decay=decay, warmup=warmup)
 

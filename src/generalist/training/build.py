@@ -23,7 +23,7 @@ from generalist.training.options import Job
 from generalist.training.parallel import Parallel
 
 WORTH_COMPILING = 2000
-"""Iterations that a run must have for compilation to pay."""
+"""The number of iterations from which compilation pays for itself."""
 
 
 def with_extra(splits: Splits) -> tuple[Images, Tensor | None]:
@@ -101,7 +101,7 @@ def build_engine(
     say: Callable[[str], None],
     parallel: Parallel | None = None,
 ) -> EagerEngine:
-    """The engine that the recipe asks for, as far as it can run here."""
+    """The engine that the recipe asks for, or with `auto` the fastest that can run here."""
     wanted = job.train.engine
     problem = why_not_graph(job, images, device, learners, parallel)
     if wanted == "graph" and problem is not None:
@@ -131,7 +131,7 @@ def build_engine(
 
 
 def fold(learner: Learner, images: Images, *, compiled: bool, say: Callable[[str], None]) -> None:
-    """Attack a folded network where there is one; where not, say why and attack the network itself."""
+    """Let the learner attack a folded network; if there is none, say why and attack the network itself."""
     try:
         x = images.batch(torch.arange(min(2, len(images)))).x
         check_trace(learner.model, x.to(learner.flat.vector))

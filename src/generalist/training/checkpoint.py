@@ -1,7 +1,7 @@
-"""Checkpoints that survive anything: atomic, checksummed, plain tensors, the last two kept.
+"""Checkpoints that survive a crash: atomic, checksummed, plain tensors, the last two kept.
 
-A checkpoint is a torch file of tensors and plain values (`weights_only=True` loads it) and beside it its SHA-256. The
-checksum is written first, the rename of the data makes the checkpoint exist.
+A checkpoint is a torch file of tensors and plain values (`weights_only=True` loads it) with its SHA-256 in a file
+beside it. The checksum is written first; the checkpoint exists once its data file is renamed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2) -> Path:
-    """Write one, then remove all but the newest `keep`."""
+    """Write a checkpoint, then remove all but the newest `keep`."""
     path = run.checkpoints / f"step-{step:09d}.pt"
     content = {"format": FORMAT, "tensors": checkpoint.tensors, "values": json.dumps(checkpoint.values)}
     hidden = path.with_suffix(".new")
@@ -107,7 +107,7 @@ def save(run: RunDirectory, checkpoint: Checkpoint, *, step: int, keep: int = 2)
 
 
 def _tidy(run: RunDirectory, keep: int) -> None:
-    """Remove all but the newest, and what a process that was killed while it wrote one has left of it."""
+    """Remove all but the newest, and the remains of one that was being written when a process was killed."""
     kept = {path.stem for path in _found(run)[:keep]}
     for file in run.checkpoints.iterdir():
         if _PART.fullmatch(file.name) and not (file.stem in kept and file.suffix in (".pt", ".sha256")):
@@ -115,14 +115,14 @@ def _tidy(run: RunDirectory, keep: int) -> None:
 
 
 def exist(run: RunDirectory) -> bool:
-    """Whether any was finished; the folder alone may be what a kill has left."""
+    """Whether any checkpoint was finished; a killed run may have left an empty folder."""
     return bool(_found(run))
 
 
 def check_kept(run: RunDirectory) -> None:
-    """Refuse a run that has results but no checkpoint: it could only begin anew, over them.
+    """Refuse a run that has results but no checkpoint: it could only start over and replace them.
 
-    A run has a checkpoint before it has any result, so somebody has taken its checkpoints away.
+    A run writes a checkpoint before any result, so somebody has removed its checkpoints.
     """
     if exist(run):
         return
@@ -137,7 +137,7 @@ def check_kept(run: RunDirectory) -> None:
 
 
 def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where nothing is yet."""
+    """The newest intact checkpoint; damaged ones are skipped with a warning. None if the run has none yet."""
     check_kept(run)
     paths = _found(run)
     for path in paths:
@@ -178,7 +178,7 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _is_plain(tensor: object) -> bool:
-    """Whether it is what checkpoints hold; others fail, or are no numbers of ours, when they are copied."""
+    """Whether it is an ordinary dense tensor on the CPU; others cannot be copied into a run's tensors."""
     return (
         isinstance(tensor, Tensor)
         and tensor.layout == torch.strided

@@ -25,7 +25,7 @@ from generalist.training.parallel import Parallel, parallel_for
 
 
 class EagerEngine:
-    """Steps the learners. `sums` collects what they report, as (sum, count), until `take_means`."""
+    """Steps the learners. `sums` collects the metrics they report, as (sum, count), until `take_means`."""
 
     def __init__(
         self, job: Job, learners: Sequence[Learner], global_learner: GlobalLearner, parallel: Parallel | None = None
@@ -53,20 +53,20 @@ class EagerEngine:
         self._collect = collect
 
     def compile(self) -> None:
-        """Compile what an iteration runs beside the learners' own work."""
+        """Compile the parts of an iteration that belong to no learner."""
         self._collect = compiled(collect)
         self.global_learner.compile()
 
     def feed(
         self, images: Images, batches: Sequence[Tensor], *, epoch: int, seed: int, options: AugmentOptions
     ) -> Iterator[Batch]:
-        """What `iteration` takes, one after the other: this rank's part of each batch."""
+        """The batches to pass to `iteration`, in order: this rank's part of each."""
         return iterate(
             images, [self.parallel.part_of(batch) for batch in batches], epoch=epoch, seed=seed, options=options
         )
 
     def set_progress(self, *, step: int, epoch: int, position: float) -> None:
-        """Put learning rates, mixing and the objectives' own schedules where iteration `step` wants them.
+        """Set learning rates, mixing weights and the objectives' own schedules for iteration `step`.
 
         `position` is the number of epochs done, fractional.
         """
@@ -82,8 +82,8 @@ class EagerEngine:
             learner.objective.variant(step, epoch) if a in self.parallel.own else self.variants[a]
             for a, learner in enumerate(self.learners)
         )
-        # Dropout and its like draw from torch's generators: seeded by the step, they need no checkpoint either. Ranks
-        # that share a batch have different samples of it, and draw differently.
+        # Dropout and the like draw from torch's generators. Seeded by the step, these need no place in a checkpoint
+        # either. Ranks that share a batch have different samples of it, so each draws its own numbers.
         purpose = f"generator/{self.parallel.column}" if self.parallel.column else "generator"
         generator_seed = host_seed(self.job.train.seed, purpose, step)
         torch.default_generator.manual_seed(generator_seed)
@@ -100,30 +100,30 @@ class EagerEngine:
         self.conclude(self.step_learners(self.prepared(batch), self.parallel.own))
 
     def prepared(self, batch: Batch) -> Batch:
-        """The images in the networks' own type and layout."""
+        """The batch with its images in the networks' own type and memory layout."""
         return replace(batch, x=batch.x.to(self.dtype).contiguous(memory_format=self.layout))
 
     def conclude(self, found: Mapping[int, Metrics]) -> None:
-        """Add up what the learners report, by their number, and step the global learner."""
+        """Add up the metrics that the learners reported, by learner number, and step the global learner."""
         metrics = [found[a] for a in self.parallel.own]
         losses = [each["loss"] for each in metrics]
         self._collect(self.first_bad, self.step, losses, *self._totals(metrics), self.parallel.share)
         self.global_learner.update(self.learners, self.gammas)
 
     def _totals(self, metrics: Sequence[Metrics]) -> tuple[list[Tensor], list[Tensor]]:
-        """For everything that was reported its sum so far, and the value."""
+        """For every reported metric its running sum, and its new value."""
         values = {
             f"{learner.name}.{name}": value
             for learner, found in zip(self.own, metrics, strict=True)
             for name, value in found.items()
         }
-        for key in values:  # in their order: metrics.jsonl keeps it
+        for key in values:  # in this order, which metrics.jsonl keeps
             if key not in self.sums:
                 self.sums[key] = torch.zeros(2, dtype=torch.float64, device=self.device)
         return [self.sums[key] for key in values], list(values.values())
 
     def step_learners(self, batch: Batch, among: Sequence[int]) -> dict[int, Metrics]:
-        """One step of each of these learners, by their number; none depends on another."""
+        """One step of each of these learners, by learner number; none depends on another."""
         return {a: self.step_learner(a, batch) for a in among}
 
     def step_learner(self, a: int, batch: Batch) -> Metrics:
@@ -143,7 +143,7 @@ class EagerEngine:
         return means
 
     def gathered_sums(self) -> dict[str, Tensor]:
-        """The sums of all ranks together, on the host, in the order of the learners."""
+        """The sums over all ranks, on the host, in the order of the learners."""
         parts = self.parallel.group.gather_objects({key: total.cpu() for key, total in self.sums.items()})
         keys = list(dict.fromkeys(key for part in parts for key in part))
         names = [learner.name for learner in self.learners]
@@ -151,9 +151,9 @@ class EagerEngine:
         return {key: torch.stack([part[key] for part in parts if key in part]).sum(0) for key in keys}
 
     def check_finite(self, *, weights: bool = False) -> None:
-        """Raise where a learner's loss, or one of its weights, has stopped being finite. Waits for the device.
+        """Raise if a learner's loss, or with `weights` any of its weights, is no longer finite. Waits for the device.
 
-        A finite loss can have a gradient that is not; the weights tell before the next loss does.
+        A finite loss can have an infinite gradient, which shows in the weights before it shows in the next loss.
         """
         for learner, step in zip(self.own, self.first_bad.tolist(), strict=True):
             if step >= 0:
@@ -163,7 +163,7 @@ class EagerEngine:
 
 
 def fill(places: Tensor, values: Sequence[float]) -> None:
-    """One by one: a copy of them from the host's memory would wait for all that the device has still to do."""
+    """Set the places one by one: copying a tensor from the host would wait for all the device's pending work."""
     for place, value in zip(places, values, strict=True):
         place.fill_(value)
 
@@ -177,9 +177,9 @@ def collect(
     values: Sequence[Tensor],
     share: float = 1.0,
 ) -> None:
-    """Note the first step at which a loss is not finite, and add values up, with their count.
+    """Note the first step at which a loss is not finite, and add the values up, with their count.
 
-    `share` is the part of the batch that they are means over, where ranks divide it.
+    `share` is this rank's part of the batch, over which the values are means.
     """
     fresh = ~torch.isfinite(torch.stack(list(losses))) & (first_bad < 0)
     first_bad.copy_(torch.where(fresh, step, first_bad))

@@ -53,8 +53,11 @@ class GlobalLearner:
 
     @torch.no_grad()
     def follow(self, learners: Sequence[Learner], moved: Mapping[int, Tensor], gammas: Tensor, *, steps: int) -> None:
-        """Go with the learners that an epoch's end has moved, redistribution may come before the next iteration: as far
-        as if they had moved with the epoch's `steps` iterations."""
+        """Follow the changes that `Learner.end_epoch` made, as redistribution may come before the next iteration.
+
+        `moved` holds them by learner number. They are weighted as if they had been spread evenly over the epoch's
+        `steps` iterations.
+        """
         if float(self.decay) == 0:
             self.update(learners, gammas)
             return
@@ -72,26 +75,26 @@ class GlobalLearner:
         self.vector.add_(move)
 
     def redistribute(self, learners: Sequence[Learner]) -> None:
-        """Every learner restarts from the global one."""
+        """Restart every learner from the global one."""
         options = self.options.redistribution
         for learner in learners:
             learner.receive(self.vector, self.counters, reset=options.reset, own_batchnorm=options.batchnorm == "own")
 
     def settle(self, learners: Sequence[Learner]) -> None:
-        """Take over the network that a learner on its own names as its best; a mix of several stays what it is."""
+        """With a single learner, take over the network that its objective calls the best, if it names one."""
         if len(learners) == 1 and (state := learners[0].objective.best_network()) is not None:
             vector, counters = learners[0].flat.read(state)
             self.vector.copy_(vector)
             self.counters.copy_(counters)
 
     def divide(self) -> None:
-        """Begin to train from the vector as it is now."""
+        """Called when the vector has been set from outside, before training; for subclasses."""
 
     def restored(self) -> None:
-        """Go on from the `state` of a checkpoint, which has been copied in."""
+        """Called when the `state` of a checkpoint has been copied in; for subclasses."""
 
     def gather(self) -> None:
-        """Bring the vector up to date, where ranks keep shares of it."""
+        """Bring the vector up to date, in a subclass that keeps shares of it on several ranks."""
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""
@@ -105,7 +108,7 @@ class GlobalLearner:
 def _blend(
     vector: Tensor, sources: Sequence[Tensor], gammas: Tensor, count: Tensor, decay: Tensor, warmup: bool
 ) -> Tensor:
-    """Move `vector` towards the sources; returns the share of the old one that was kept."""
+    """Move `vector` towards the sources; returns the share of the old vector that was kept."""
     kept = warm_decay(count, decay, warmup=warmup)
     shares = _lerp_shares((1 - kept) * gammas).to(vector.dtype)
     for source, share in zip(sources, shares.unbind(), strict=True):
@@ -116,9 +119,9 @@ def _blend(
 def _lerp_shares(weights: Tensor) -> Tensor:
     """Shares b_a such that successive steps theta += b_a (source_a - theta) give (1 - sum w) theta + sum w_a source_a.
 
-    In this form a value on which all agree, such as a constant in a buffer, stays exactly as it is.
+    In this form a value on which all sources agree, such as a constant in a buffer, stays exactly the same.
     """
-    left = 1 - (weights.sum() - weights.cumsum(0))  # the later steps give the rest to the later sources
+    left = 1 - (weights.sum() - weights.cumsum(0))  # what is left after the weights of later sources
     return torch.where(left > 1e-12, weights / left.clamp_min(1e-12), torch.zeros_like(weights))
 
 

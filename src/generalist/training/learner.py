@@ -28,8 +28,8 @@ from generalist.training.parts import Part
 
 
 class Learner:
-    """State: weights (flat), gradient, the optimizer's vectors and, where asked for, an average, and its part of the
-    global learner, which that one keeps up to date."""
+    """State: flat weights, their gradient, the optimizer's vectors and, if asked for, an average of the weights and the
+    learner's part of the global learner (which `GlobalLearner` updates)."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Learner:
         objective.setup(self.view)
 
     def compile(self, *, network: bool = True) -> None:
-        """Compile what an iteration runs. Costs seconds at the first iteration and changes no result but rounding."""
+        """Compile what an iteration runs. The first iteration takes seconds longer; results change only by rounding."""
         if network:
             ready()
             self.model.compile(dynamic=False)
@@ -98,20 +98,20 @@ class Learner:
         self.view.moves = Moves.compiled()
 
     def fold(self, shape: Sequence[int], *, compiled: bool) -> None:
-        """Attack a folded form of the network from now on; `CannotFoldError` says why it has none."""
+        """Attack a folded form of the network from now on; raises `CannotFoldError` if there is none."""
         dtype = self.view.autocast or self.flat.vector.dtype
         self.view.constant = fastest(self.model, dtype, shape=shape, compiled=compiled)
 
     def schedules(self) -> dict[str, Schedule]:
-        """Every value but the learning rate that changes during training; they arrive in `Progress.scalars`."""
+        """Every value that changes during training, except the learning rate; they arrive in `Progress.scalars`."""
         scale = self.options.attack.scale
         return {**self.objective.schedules(), **({SCALE: scale} if scale is not None else {})}
 
     def begin(self) -> None:
-        """The modes in which it learns."""
+        """Put every module into the mode in which it learns."""
         self.model.train()
         for module in self.resting:
-            module.training = False  # one flag at a time: what is inside may be trained
+            module.training = False  # not `eval()`, which would include modules inside that are trained
 
     def step(self, batch: Batch, progress: Progress) -> Metrics:
         """One optimizer step on the learner's own task."""
@@ -123,7 +123,7 @@ class Learner:
             self.parallel.mean(self.gradient)
             if self.parallel.ranks > 1 and self.parallel.sync is None and self.statistics:
                 torch._foreach_copy_(self.statistics, self.parallel.means(self.statistics))
-            with restored(self.fixed):  # weight decay would move them, even without a gradient
+            with restored(self.fixed):  # weight decay would move weights even where their gradient is zero
                 self.optimizer.step(self.flat.parameters, self.gradient, progress.lr)
             if self.average:
                 self.average.update(self.flat)
@@ -131,8 +131,11 @@ class Learner:
 
     @torch.no_grad()
     def end_epoch(self, epoch: int, *, steps: int) -> Tensor:
-        """What the objective does after the last of `steps` iterations; how far that has moved the weights. An average
-        goes as far as if they had moved with these iterations: any farther, and variances could become negative."""
+        """Run the objective's `epoch_end`, after an epoch of `steps` iterations; returns how it changed the weights.
+
+        The learner's average is updated as if that change had been spread evenly over the epoch's iterations. Adding
+        all of it at once would overshoot, and could make BatchNorm variances negative.
+        """
         before = self.flat.vector.clone()
         with restored(self.fixed):
             self.objective.epoch_end(epoch)
@@ -142,7 +145,7 @@ class Learner:
         return moved
 
     def _augmented(self, batch: Batch, progress: Progress) -> Batch:
-        """The shared batch, or this learner's own view of its samples, with its own cutout where it has one."""
+        """The shared batch, or its samples in this learner's own augmentation; with its own cutout, if it has one."""
         if self.options.augmentation is not None:
             shared, options = batch.x, self.options.augmentation
             batch = self._augment(batch.index, epoch=progress.epoch, seed=self.seed, options=options)
@@ -159,14 +162,14 @@ class Learner:
         return type(self.objective).needs_threat(self.options.objective) and self.options.attack.batchnorm == "eval"
 
     def source(self, kind: str) -> tuple[Tensor, Tensor]:
-        """What this learner gives to the mix, (vector, counters): its raw weights or its average."""
+        """What this learner contributes to the mix, as (vector, counters): its raw weights or its average."""
         if kind == "averaged" and self.average:
             return self.average.vector, self.average.counters
         return self.flat.vector, self.flat.counters
 
     @torch.no_grad()
     def receive(self, vector: Tensor, counters: Tensor, *, reset: bool, own_batchnorm: bool = False) -> None:
-        """Take over the global learner's weights, all or all but BatchNorm's; forget momenta and average if `reset`."""
+        """Take over the global learner's weights, but not BatchNorm's if `own_batchnorm`; `reset` momenta, average."""
         kept = [tensor.clone() for tensor in self.batchnorm] if own_batchnorm else []
         self.flat.load(vector, counters)
         if kept:
@@ -178,7 +181,7 @@ class Learner:
         self.objective.redistributed(reset=reset)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint keeps, by name; the live tensors, not copies."""
+        """The live tensors (not copies) that a checkpoint keeps, by name."""
         state = {"weights": self.flat.vector, "counters": self.flat.counters}
         state |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state.items()}
         if self.average:
@@ -194,7 +197,7 @@ def statistics(layers: Iterable[nn.modules.batchnorm._BatchNorm]) -> list[Tensor
 
 
 def resting(model: nn.Module, trains: Sequence[str], *, learner: str) -> list[nn.Module]:
-    """The modules that lie outside of those that are trained; none where nothing is said of them."""
+    """The modules outside of those named in `trains`; none if that is empty, as then all are trained."""
     if not trains:
         return []
     named = dict(model.named_modules())
@@ -210,7 +213,7 @@ def resting(model: nn.Module, trains: Sequence[str], *, learner: str) -> list[nn
 
 
 def resting_weights(model: nn.Module, resting: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of these modules; one that a trained module shares is trained."""
+    """The parameters of these modules, without those that they share with a trained one."""
     trained = {id(p) for module in model.modules() if module not in resting for p in module.parameters(recurse=False)}
     found = (parameter for module in resting for parameter in module.parameters(recurse=False))
     return [parameter for parameter in found if id(parameter) not in trained]

@@ -29,7 +29,7 @@ class AveragingOptions(Options):
     """Share of the old average kept at each iteration."""
 
     warmup: bool = True
-    """Use min(decay, (k+1)/(k+10)) at iteration k, so that the random start is forgotten soon. Papers: no; the
+    """Use min(decay, (k+1)/(k+10)) at iteration k, so that the random start is soon forgotten. Papers: no; the
     published code: yes."""
 
 
@@ -54,7 +54,7 @@ class LearnerOptions(Options):
     eps/4 (l2); silent on the BatchNorm mode; published code: eval mode, step 0.007."""
 
     optimizer: OptimizerOptions = OptimizerOptions()
-    """How its weights follow its gradients."""
+    """How its weights are updated from its gradients."""
 
     schedule: Schedule = Schedule.model_validate(DEFAULT_LR_SCHEDULE)
     """Factor on the learning rate. Papers: 1, 1, 0.1, 0.01 at epochs 0, 40, 60, 120 of 120; published code and ours:
@@ -64,17 +64,18 @@ class LearnerOptions(Options):
     """Keep an average of this learner's own weights. The published code does, and mixes the averages."""
 
     label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    """Mass spread evenly over all classes in cross-entropy targets."""
+    """Probability mass spread evenly over all classes in cross-entropy targets."""
 
     augmentation: AugmentOptions | None = None
-    """Its own augmentation, of images in memory, in place of `data.augmentation`; left out: that one."""
+    """An augmentation of its own that replaces `data.augmentation`; for images in memory only."""
 
     cutout: int = Field(default=0, ge=0, le=4096)
     """Side in pixels of a square that is blanked out of this learner's images, on top of the augmentation."""
 
     trains: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list, max_length=64)
-    """Modules that it trains, by name, with all that is in them; the rest keeps the weights and statistics that were
-    handed to it, and is in evaluation mode. Left out: all of the network, as in the papers."""
+    """Names of the modules that it trains, with everything inside them. The rest of the network stays in evaluation
+    mode and keeps the weights and statistics that it starts with or is given by redistribution. Default: the whole
+    network, as in the papers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -92,7 +93,7 @@ class LearnerOptions(Options):
         return own + class_of(self.objective).threats(self.objective)
 
     def own_attack(self) -> AttackOptions:
-        """Its attack, with the start that its objective has where none is said."""
+        """Its attack; where no start is set, the usual one of its objective is filled in."""
         start = self.attack.start or class_of(self.objective).usual_start(self.objective)
         return self.attack.model_copy(update={"start": start})
 
@@ -126,7 +127,7 @@ class LearnerOptions(Options):
 
     @model_validator(mode="after")
     def _no_idle_attack(self) -> Self:
-        """A field of `attack` that the objective puts another value in the place of."""
+        """Refuse a field of `attack` that the objective would override."""
         for field, info in AttackOptions.model_fields.items():
             without = self.attack.model_copy(update={field: info.default})
             same = [

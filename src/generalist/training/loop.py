@@ -37,7 +37,7 @@ from generalist.training.validation import Validation, Validator, validation_ind
 
 @dataclass
 class Listener:
-    """What a caller may follow: text for the user, each iteration, each epoch's record."""
+    """Callbacks for the caller: messages for the user, each iteration, each epoch's record."""
 
     say: Callable[[str], None] = lambda text: None
     iteration: Callable[[int, int], None] = lambda done, total: None
@@ -45,10 +45,10 @@ class Listener:
 
 
 class Trainer:
-    """One training run. `run` trains to the end, from the newest checkpoint where there is one.
+    """One training run. `resume` or `start_from` may come first; `run` then trains to the end.
 
-    `locate` says where a source lies that the recipe names. The processes of a `group` each have a trainer; they run
-    in step, and the first alone writes files.
+    `locate` finds the weights file of a source that the recipe names. Each process of a `group` has a trainer of its
+    own; they run in step, and only the first one writes files.
     """
 
     def __init__(
@@ -112,13 +112,13 @@ class Trainer:
         self.metrics_bytes = 0
 
     def start_from(self, files: dict[str, Path]) -> None:
-        """Begin from other weights than fresh ones."""
+        """Begin from given weights instead of fresh ones."""
         gammas = self.job.gammas_at(self.job.train.start_epoch)
         self._note_leaks(start_from(files, self.learners, self.global_learner, gammas))
         self.global_learner.divide()
 
     def check_source(self, file: Path) -> None:
-        """Weights that an objective is going to ask for must fit, and may have seen images that are held out here."""
+        """Check that weights an objective will ask for fit, and note whether they have seen images held out here."""
         state, about = load_weights(file)
         self.learners[0].flat.read(state)
         self._note_leaks([about])
@@ -145,7 +145,7 @@ class Trainer:
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self, request: StopRequest | None = None) -> None:
-        """Train to the last epoch. A caller with several runs to do passes on its own `request` to stop."""
+        """Train to the last epoch. A caller with several runs to do passes in its own `request` to stop."""
         devices = [self.device] if self.device.type == "cuda" else []
         with (
             nullcontext(request) if request else stop_requests(patient=self.group.world > 1) as request,
@@ -154,7 +154,7 @@ class Trainer:
             self._saved_at, before = time.monotonic(), self.step
             while self.step < self.job.train.epochs * self.steps_per_epoch:
                 self._epoch(self.step // self.steps_per_epoch + 1, request)
-        if self.step > before or not self.directory.last.is_file():  # else what was measured would seem to be older
+        if self.step > before or not self.directory.last.is_file():  # rewritten, it would look newer than its results
             self._save_model(self.directory.last, epoch=self.job.train.epochs)
 
     def _epoch(self, epoch: int, request: StopRequest) -> None:
@@ -182,32 +182,32 @@ class Trainer:
             self.listener.iteration(self.step, train.epochs * self.steps_per_epoch)
             self._between_iterations(request, epoch)
         self._end_epoch(epoch, images=sum(map(len, batches)), seconds=time.monotonic() - started)
-        if epoch < train.epochs:  # else all is done, and stopping would only leave the last file unwritten
+        if epoch < train.epochs:  # after the last epoch, stopping would only leave the last file unwritten
             received, old = self._agree(request)
             self._answer(received, epoch)
             if old:
                 self.checkpoint()
 
     def _between_iterations(self, request: StopRequest, epoch: int) -> None:
-        """Look at the losses (on a GPU seldom, because that waits for it), at the clock and at signals."""
+        """Check the losses (on a GPU rarely, because that waits for the device), the clock and signals."""
         ended = self.step % self.steps_per_epoch == 0
-        if self.device.type == "cpu" or self.step % 50 == 0 or ended:  # an epoch's time is that of the device's work
+        if self.device.type == "cpu" or self.step % 50 == 0 or ended:  # at the end, so that the epoch's time is right
             self.engine.check_finite()
         if ended:
-            return  # the epoch's end comes first: whoever resumes from a checkpoint here would leave it out
+            return  # a checkpoint here would resume after the end of the epoch, and skip what is done there
         received, old = self._agree(request)
         self._answer(received, epoch)
         if old:
             self.checkpoint()
 
     def _agree(self, request: StopRequest) -> tuple[int, bool]:
-        """What all ranks know after this: a signal that one of them has received, and whether to save what there is."""
+        """What all ranks agree on: a signal that one of them has received, and whether a checkpoint is due."""
         old = self.group.first and time.monotonic() - self._saved_at > 60 * self.job.train.checkpoint_minutes
         received, agreed = self.group.agree([request.received or 0, int(old)])
         return received, bool(agreed)
 
     def _answer(self, received: int, epoch: int) -> None:
-        """Stop with a checkpoint where a signal asked for it."""
+        """Stop, with a checkpoint, if a signal was received."""
         if not received:
             return
         if self._saved_step != self.step:
@@ -238,8 +238,8 @@ class Trainer:
             self._gather()
             self.global_learner.redistribute(self.learners)
         self._log(record)
-        # A new best model lies on the disk already: the run must not go back behind it. Where the last is the best,
-        # every one is new, and whoever goes back makes it again.
+        # A new best model is already on the disk, so a resumed run must not go back to an epoch before it. Under the
+        # rule `last` every epoch writes one, and a resumed run simply writes it again.
         best = self.best is not None and self.best.epoch == epoch and self.job.validation.rule != "last"
         if last or best or epoch % train.checkpoint_epochs == 0:
             self.checkpoint()
@@ -258,7 +258,7 @@ class Trainer:
         }
 
     def _gather(self) -> None:
-        """Let every rank have every learner and the global learner as they are now."""
+        """Bring every learner and the global learner up to date on every rank."""
         if self._gathered_step == self.step:
             return
         for a, learner in enumerate(self.learners):
@@ -294,7 +294,7 @@ class Trainer:
         return record | as_warning([*self.warnings, *said_of(self.best, self.job)])
 
     def _about(self, epoch: int, *, best: bool = False) -> dict[str, Any]:
-        """What a weights file says of itself: enough to build the network again."""
+        """The header of a weights file: enough to build the network again."""
         images = self.train_images
         return {
             "version": __version__,
@@ -360,7 +360,7 @@ class Trainer:
         checkpoints.save(self.directory, checkpoints.Checkpoint(tensors, values.model_dump()), step=self.step)
 
     def resume(self) -> bool:
-        """Continue from the newest whole checkpoint; False where the run has yet to begin."""
+        """Continue from the newest intact checkpoint; False if there is none yet."""
         found = checkpoints.load_newest(self.directory, warn=self.listener.say) if self.group.first else None
         found = self.group.from_first(found)
         if found is None:
@@ -368,7 +368,7 @@ class Trainer:
         values = self._checked(checkpoints.Values.parse(found.values))
         sums, live = under("sums.", found.tensors), under("live.", found.tensors)
         for name, tensor in live.items():
-            if not bool(torch.isfinite(tensor).all()):  # none is written so
+            if not bool(torch.isfinite(tensor).all()):  # `checkpoint` writes no such tensor
                 raise RunError(f"the checkpoint is damaged: {name!r} is not finite")
         restore(self.live_tensors(), live)
         self.global_learner.restored()
@@ -377,7 +377,7 @@ class Trainer:
         for name, total in sums.items():
             if total.shape != (2,) or name.partition(".")[0] not in {learner.name for learner in self.learners}:
                 raise RunError(f"the checkpoint is damaged: {name!r} is no sum of a learner")
-            if self.group.first:  # they are added up over ranks
+            if self.group.first:  # on one rank only, as they are added up over ranks
                 self.engine.sums[name] = total.to(self.device, torch.float64)
         self.step, self.best, self.regret = values.step, values.best, Regret(values.regret)
         self.metrics_bytes, self.warnings, self.unseen = values.metrics_bytes, values.warnings, set(values.unseen)
@@ -394,6 +394,6 @@ class Trainer:
         return values
 
     def _truncate_metrics(self) -> None:
-        """Forget lines that were logged after the checkpoint: their epochs are run again."""
+        """Drop the lines that were logged after the checkpoint: their epochs are run again."""
         if self.group.first:
             self.metrics_bytes = self.directory.cut_metrics(self.metrics_bytes)

@@ -1,4 +1,4 @@
-"""What says, during training, whether mixing still works: drift, mixing gap, output ensemble, regret."""
+"""Measures that tell, during training, whether mixing still works: drift, mixing gap, output ensemble, regret."""
 
 from __future__ import annotations
 

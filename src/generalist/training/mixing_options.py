@@ -12,7 +12,7 @@ from generalist.core.schedule import DecaySchedule, Schedule, whole_epochs
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$")]
 
 Source = Literal["raw", "averaged"]
-"""What is mixed of a learner: its weights, or its own average of them."""
+"""What each learner contributes to the mix: its weights, or its own average of them."""
 
 DEFAULT_GAMMA: dict[str, Any] = {"fractions": [0, "1/3", "2/3", 1], "values": [1, 1, 1, 0.4]}
 
@@ -21,26 +21,27 @@ class RedistributionOptions(Options):
     """When the learners restart from the global learner."""
 
     every: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Redistribute every this many epochs (the papers' c); 0: never. Left out: 5, in shorter training than the papers'
-    120 epochs a 24th of it, at least 1; never where a learner is alone."""
+    """Redistribute every this many epochs (the papers' c); 0: never. Default: a 24th of training, at least 1 and at
+    most 5, which is the papers' 5 of 120 epochs; never for a single learner."""
 
     start: Fraction = 0.625
-    """First as a fraction of training (the papers' t': epoch 75 of 120)."""
+    """When redistribution begins, as a fraction of training (the papers' t': epoch 75 of 120)."""
 
     start_epoch: int | None = Field(default=None, ge=1, le=1_000_000)
-    """The same as an epoch, counted from 1; overrides `start`."""
+    """The same as an epoch number, counted from 1; overrides `start`."""
 
     when: Literal["epoch-end", "every-iteration"] = "epoch-end"
     """`epoch-end`: once, at the end of epochs t' and later that are multiples of c, never after the last epoch.
     `every-iteration`: after each iteration of those epochs, the last one included, as the published code does."""
 
     reset: bool = True
-    """Also reset the learners' momenta and averages, which belong to weights that are gone. Papers: silent; published
-    code: keeps them."""
+    """Also reset the learners' momenta and averages, which belong to the weights that are replaced. Papers: silent;
+    published code: keeps them."""
 
     batchnorm: Literal["global", "own"] = "global"
-    """What a learner goes on with in BatchNorm's scales, shifts and statistics: the global learner's, as in all else,
-    or its own, which fit the images that it alone sees (after Li et al., 2021, "FedBN"). They are mixed either way."""
+    """Which BatchNorm scales, shifts and statistics a learner continues with: the global learner's, like all other
+    weights, or its own, which fit the images that this learner sees (after Li et al., 2021, "FedBN"). They are mixed
+    either way."""
 
     def first_epoch(self, epochs: int) -> int:
         """t'."""
@@ -58,7 +59,7 @@ class RedistributionOptions(Options):
         return self.when == "every-iteration" or epoch < epochs
 
     def last_apart(self, epochs: int) -> int | None:
-        """The last epoch at whose end no redistribution has happened yet; None where none ever does."""
+        """The last epoch at whose end no redistribution has happened yet; None if there is none in all of training."""
         every = self.interval(epochs)
         if every == 0:
             return None
@@ -87,7 +88,7 @@ class MixingOptions(Options):
     """A schedule of its own for every learner, adding up to 1 at all times; overrides `gamma` and `shares`."""
 
     decay: DecaySchedule = 0.999
-    """d: share of the global learner kept at each iteration, from 0 to below 1; it may change during training."""
+    """d: the share of the global learner that each iteration keeps, from 0 to below 1; it may be a schedule."""
 
     warmup: bool = True
     """Use min(d, (k+1)/(k+10)) at iteration k. Papers: no; published code: yes."""
@@ -96,8 +97,8 @@ class MixingOptions(Options):
     """Mix the learners' raw weights (papers, ours) or their own averages (published code: an average of averages)."""
 
     parts: bool = False
-    """Keep each learner's part of the global learner beside it: the average over time of what that learner has given.
-    The dial then mixes these (`generalist mix RUN`). Costs one more copy of the weights for each learner."""
+    """Also keep each learner's part of the global learner: the average over time of what that learner has contributed.
+    The dial then mixes these parts (`generalist mix RUN`). Costs one more copy of the weights per learner."""
 
     counters: Literal["copy", "truncate"] = "copy"
     """BatchNorm's integer step counts: copied from the lead learner, or averaged and truncated (published code). Its

@@ -32,7 +32,7 @@ class SnapshotOptions(Options):
     """Weights of the global learner and of every learner, kept for mixing and branching."""
 
     every: int = Field(default=0, ge=0, le=1_000_000)
-    """Keep one every this many epochs; 0: only of the last epoch and of the last one before any redistribution."""
+    """Keep one every this many epochs; 0: only after the last epoch and the last one before any redistribution."""
 
     dtype: Literal["fp32", "fp16"] = "fp32"
     """fp16 halves the size; mixing and branching accept both."""
@@ -45,33 +45,33 @@ class TrainOptions(Options):
     """Passes over the training images, or parts of one where `iterations` says so."""
 
     iterations: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Iterations of an epoch; left out, one pass over the images. Fewer make an epoch of as many images, drawn anew for
-    each: for a cheap probe that keeps the number of epochs and with it every schedule."""
+    """Iterations per epoch; default: one pass over the images. With fewer, each epoch sees a new random subset: a cheap
+    probe that keeps the number of epochs and with it every schedule."""
 
     start_epoch: int = Field(default=0, ge=0, le=1_000_000)
-    """Epochs that count as done already: a branch (`--from RUN@75`) goes on at 75 with the schedules of epoch 76. A
-    snapshot is from before the redistribution of its epoch: `--from RUN@75#global` starts from after it."""
+    """Epochs that count as already done: with 75, a branch (`--from RUN@75`) continues with the schedules of epoch 76.
+    A snapshot is taken before the redistribution of its epoch; `--from RUN@75#global` starts from after it."""
 
     batch_size: int = Field(default=128, ge=1, le=1_000_000)
-    """Images an iteration."""
+    """Images per iteration."""
 
     last_batch: Literal["drop", "fill", "keep"] = "drop"
     """The last, smaller batch of an epoch: dropped, filled from the start of the epoch's order, or kept small."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Everything random is a function of this."""
+    """All randomness is derived from this."""
 
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32. Under PyTorch's own
-    defaults, which stay as they are, a GPU's fp32 convolutions may round their inputs to TF32."""
+    """Arithmetic of forward and backward passes. bf16 is mixed precision: weights stay fp32. PyTorch's own flags are
+    not changed, and by default they let a GPU's fp32 convolutions round their inputs to TF32."""
 
     engine: Literal["auto", "eager", "graph"] = "auto"
-    """`eager` runs everywhere; `graph` records an iteration as a CUDA graph and replays it. `auto`: graph where it can
-    be, else eager, with a line that says why."""
+    """`eager` runs everywhere; `graph` records an iteration as a CUDA graph and replays it. `auto`: graph where
+    possible, else eager, with a message that says why."""
 
     compile: bool | Literal["auto"] = "auto"
-    """Compile the iteration with torch.compile: faster iterations, a start that takes half a minute longer. `auto`:
-    with the graph engine, for runs of 2,000 iterations or more, unless `deterministic`."""
+    """Compile the iteration with torch.compile: iterations are faster, but the start takes half a minute longer.
+    `auto`: with the graph engine, for runs of 2,000 iterations or more, unless `deterministic`."""
 
     channels_last: bool = True
     """Store images and weights with channels last, which convolutions prefer."""
@@ -86,7 +86,7 @@ class TrainOptions(Options):
     """Write a checkpoint every this many epochs."""
 
     checkpoint_minutes: Positive = 10.0
-    """Write one as well when the last is this old, also within an epoch."""
+    """Also write one whenever the last is this old, even within an epoch."""
 
     snapshots: SnapshotOptions = SnapshotOptions()
     """Weights kept for mixing and branching."""
@@ -101,7 +101,7 @@ class TrainOptions(Options):
 
 
 def lead_index(mixing: MixingOptions, learners: Sequence[LearnerOptions]) -> int:
-    """Which learner is the lead one."""
+    """The position of the lead learner."""
     if mixing.lead is not None:
         return [learner.name for learner in learners].index(mixing.lead)
     norms = [learner.threat.norm if learner.threat else None for learner in learners]
@@ -183,7 +183,11 @@ class Job(Options):
             raise ValueError(f"mixing.shares add up to {sum(shares.values()):g}; make it 1")
 
     def _check_simplex(self, names: list[str], lead: int) -> None:
-        """Piecewise-linear sums are extreme at breakpoints, so these decide (both sides of a jump)."""
+        """Mixing weights are shares that add up to 1 throughout training.
+
+        A sum of piecewise-linear schedules is largest and smallest at their breakpoints, so checking there is enough
+        (on both sides of a jump).
+        """
         schedules = {names[lead]: self.mixing.gamma} if self.mixing.gammas is None else self.mixing.gammas
         field = "mixing.gamma" if self.mixing.gammas is None else "mixing.gammas"
         if self.mixing.gammas is not None and (missing := sorted(set(names) - set(schedules))):
@@ -251,7 +255,8 @@ class Job(Options):
         return train.start_epoch < epoch <= train.epochs and (regular or epoch in (apart, train.epochs))
 
     def redistribution(self) -> RedistributionOptions:
-        """When the learners restart. One alone would restart from its own average: only where the recipe says so."""
+        """When the learners restart. A single learner, which would restart from its own average, does so only on
+        request."""
         options = self.mixing.redistribution
         alone = options.every is None and len(self.learners) == 1
         return options.model_copy(update={"every": 0}) if alone else options
@@ -278,7 +283,7 @@ class Job(Options):
 
 
 def _schedules_in(options: Options, field: str) -> Iterator[tuple[str, Schedule]]:
-    """Every schedule in there, and in the options that these options have, by its field."""
+    """Every schedule in these options and in those nested in them, with its field."""
     for name, value in options:
         if isinstance(value, Schedule):
             yield f"{field}.{name}", value

@@ -12,30 +12,30 @@ from generalist.core.options import Number, Options
 
 
 class ParallelOptions(Options):
-    """How the processes of a torchrun job share the work; a process on its own ignores it. A run may be resumed with
-    other values, and on another number of processes."""
+    """How the processes of a torchrun job share the work; a single process ignores it. A run may be resumed with other
+    values and on another number of processes."""
 
     layout: Literal["auto", "data", "learners", "both"] = "auto"
-    """`data`: every rank has its part of each batch, and gradients are summed. `learners`: every rank has learners of
-    its own and whole batches; no weights travel within an epoch. `both`: groups of ranks, each with learners of its
-    own, in which batches are divided. `auto`: what takes least by the number of passes that each learner makes; of
-    equals, what sends least."""
+    """`data`: each rank takes a part of every batch, and gradients are summed. `learners`: each rank trains learners of
+    its own on whole batches; no weights are sent within an epoch. `both`: each group of ranks trains learners of its
+    own and divides the batches among its ranks. `auto`: the fastest of these, judged by the number of passes that each
+    learner makes; among equals, the one that sends least."""
 
     mesh: list[int] | None = Field(default=None, min_length=2, max_length=2)
     """The layout in numbers, as [groups of learners, ranks a group]; their product is the number of processes."""
 
     sync_batchnorm: bool = True
-    """Where batches are divided: BatchNorm normalises by the statistics of the whole batch, so that results do not
-    depend on the number of ranks, at the price of a short message a layer and pass. False: by those of the rank's
-    own part, and the running statistics are the mean over ranks."""
+    """Where batches are divided, let BatchNorm normalise by the statistics of the whole batch, so that results do not
+    depend on the number of ranks; this costs a short message per layer and pass. False: each rank uses the statistics
+    of its own part, and the running statistics are averaged over ranks."""
 
     timeout: Number = Field(default=600.0, ge=1, le=1_000_000)
-    """Seconds that a rank waits for the others before the job ends. Longer than the slowest validation and checkpoint
-    of one rank."""
+    """Seconds that a rank waits for the others before the job fails. Must be longer than any rank needs for a
+    validation and a checkpoint."""
 
 
 def mesh_shape(options: ParallelOptions, costs: Sequence[float], world: int) -> tuple[int, int]:
-    """(groups of learners, ranks a group) for learners of these `costs`."""
+    """(groups of learners, ranks per group) for learners of these `costs`."""
     count = len(costs)
     if world == 1:
         return 1, 1
@@ -75,14 +75,14 @@ def _checked_mesh(mesh: Sequence[int], count: int, world: int) -> tuple[int, int
 
 
 def _time(costs: Sequence[float], groups: int, world: int) -> float:
-    """What an iteration takes, in passes over a whole batch."""
+    """The time of an iteration, in passes over a whole batch."""
     owners = assign(costs, groups)
     loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == group) for group in range(groups)]
     return max(loads) * groups / world
 
 
 def assign(costs: Sequence[float], groups: int) -> list[int]:
-    """The group of each learner: the dearest first, each to the group with the least to do."""
+    """The group of each learner: the most expensive first, each into the group that has the least to do so far."""
     loads, owners = [0.0] * groups, [0] * len(costs)
     for learner in sorted(range(len(costs)), key=lambda a: -costs[a]):
         group = loads.index(min(loads))

@@ -1,4 +1,4 @@
-"""Which epoch's network is the best, and what is to be said of it."""
+"""Which epoch's network is the best, and the warnings about that choice."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ BELOW = "no epoch has the natural accuracy of validation.min_natural: the best i
 
 
 def is_best(score: float, best: Best, job: Job) -> bool:
-    """Whether a validated epoch takes the place of the `best` so far; until one can be the best, the newest does."""
+    """Whether a validated epoch replaces the `best` so far. Before `validation.start`, every new epoch does."""
     latest = job.validation.rule == "last" and score >= 0
     return _stands_in(best, job) or latest or score > best.score
 
 
 def said_of(best: Best | None, job: Job) -> list[str]:
-    """What is to be said of the best epoch, once there are any that can be the best."""
+    """Warnings about the best epoch, once `validation.start` has passed."""
     return [BELOW] if best is not None and best.score < 0 and not _stands_in(best, job) else []
 
 
 def as_warning(said: list[str]) -> dict[str, str]:
-    """As every output keeps it, where there is something to say."""
+    """The warnings as every output keeps them; no entry if there are none."""
     return {"warning": "; ".join(said)} if said else {}
 
 

@@ -38,16 +38,16 @@ class ValidationOptions(Options):
     or is the `last`."""
 
     min_natural: Fraction = 0.0
-    """Only epochs with at least this natural accuracy can be the best; where none (from `start` on) has it, the nearest
-    is kept, and every output says so. Published code: 0.88."""
+    """Only epochs with at least this natural accuracy can be the best. If none (from `start` on) has it, the one that
+    comes closest is kept, and every output says so. Published code: 0.88."""
 
     start: Fraction = 0.0
-    """Share of training before which no epoch can be the best; up to there the newest one stands in. For a recipe whose
-    learners are mixed late on."""
+    """Fraction of training before which no epoch can be the best; until then the newest one is kept. For recipes whose
+    learners are mixed only late in training."""
 
     batch_size: int = Field(default=500, ge=1, le=1_000_000)
-    """Images a validation batch; changes nothing but speed and memory."""
+    """Images per validation batch; affects only speed and memory."""
 
     def first_epoch(self, epochs: int) -> int:
-        """The first that can be the best."""
+        """The first epoch that can be the best."""
         return whole_epochs(self.start * epochs)
