@@ -20,8 +20,8 @@ from generalist.attacks.ascent import Ascent, Labels, Point, Search, Trail, pick
 from generalist.attacks.base import Found
 from generalist.attacks.losses import SampleLoss
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
-from generalist.attacks.threats import Threat, perturb, widen
+from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given

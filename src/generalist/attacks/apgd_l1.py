@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generalist.attacks.ascent import Ascent, Labels, Trail, pick
-from generalist.attacks.rounds import per_sample
-from generalist.attacks.threats import Threat
+from generalist.attacks.threats import Threat, per_sample
 from generalist.tensors.capture import Given
 
 START_SIZE = 0.8

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, gradient_of
-from generalist.attacks.rounds import per_sample
-from generalist.attacks.threats import Threat, widen
+from generalist.attacks.threats import Threat, per_sample, widen
 from generalist.tensors.capture import State, Step, recorded
 
 Labels = tuple[Tensor, ...]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from generalist.attacks.pgd import Classifier
-from generalist.attacks.threats import Threat, widen
+from generalist.attacks.threats import Threat, per_sample, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
@@ -68,7 +68,7 @@ def verdict(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Fo
     inside = threat.norm((x - batch.x).double()) <= _limit(threat)
     rows = x.flatten(1)
     inside &= ((rows >= 0) & (rows <= 1)).all(1)  # false for nan, too
-    x = torch.where(inside.reshape(-1, *[1] * (x.dim() - 1)), x, batch.x)
+    x = torch.where(per_sample(inside, x), x, batch.x)
     return Found(x=x, broken=answers(widen(model(x)), batch.index, under=f" under attack in {threat}") != batch.y)
 
 
@@ -83,7 +83,7 @@ def _drawn_back(x: Tensor, natural: Tensor, threat: Threat) -> Tensor:
     size = threat.norm(delta)
     outside = (size > _limit(threat)) & (size <= (1 + HAIR) * threat.eps)
     # A little further than needed, because the image is rounded once more.
-    shrink = torch.where(outside, (1 - 10 * SLACK) * threat.eps / size, 1).reshape(-1, *[1] * (x.dim() - 1))
+    shrink = per_sample(torch.where(outside, (1 - 10 * SLACK) * threat.eps / size, 1), x)
     return torch.where(shrink < 1, natural + shrink * delta, x).to(x.dtype)
 
 

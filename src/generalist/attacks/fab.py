@@ -23,8 +23,8 @@ from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import likely_wrong
 from generalist.attacks.pgd import Classifier, borrowed
 from generalist.attacks.projections import dual_norm, step_to_plane
-from generalist.attacks.rounds import InRounds, check_counts, per_sample
-from generalist.attacks.threats import Threat, perturb, widen
+from generalist.attacks.rounds import InRounds, check_counts
+from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from generalist.attacks.base import Found
 from generalist.attacks.pgd import Classifier, borrowed, input_gradient, starting_point, summed_cross_entropy
-from generalist.attacks.rounds import InRounds, check_counts, per_sample, settle
-from generalist.attacks.threats import Threat, perturb
+from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.threats import Threat, per_sample, perturb
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded

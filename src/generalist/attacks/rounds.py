@@ -9,7 +9,7 @@ from torch import Tensor
 
 from generalist.attacks.base import Attack, Found, verdict
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.threats import Threat, widen
+from generalist.attacks.threats import Threat, per_sample, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
@@ -60,11 +60,6 @@ def class_count(model: Classifier, batch: Batch) -> int:
     if count < 2:
         raise GeneralistError(f"an attack needs a model with 2 classes or more; this one has {count} output per image")
     return count
-
-
-def per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """Values [B] in the shape [B, 1, ...], to broadcast over images `like`."""
-    return values.reshape(-1, *[1] * (like.dim() - 1))
 
 
 def check_counts(attack: str, **counts: int) -> None:

@@ -25,8 +25,8 @@ from torch import Tensor
 from generalist.attacks.base import Found, verdict
 from generalist.attacks.painters import PAINTERS, Draws, Painter
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, check_counts, per_sample
-from generalist.attacks.threats import Threat, widen
+from generalist.attacks.rounds import InRounds, check_counts
+from generalist.attacks.threats import Threat, per_sample, widen
 from generalist.core.errors import DataError, GeneralistError
 from generalist.data.sets import Batch
 from generalist.tensors.capture import Given, recorded

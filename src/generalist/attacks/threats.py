@@ -26,6 +26,11 @@ def widen(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """Values [B] in the shape [B, 1, ...], to broadcast over images `like`."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))
+
+
 def perturb(x: Tensor, delta: Tensor) -> Tensor:
     """The image `x` + `delta`, clipped to [0, 1].
 

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, Moves, borrowed, gradient_of
-from generalist.attacks.threats import Threat, perturb, widen
+from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core import random
 from generalist.core.options import Number
 from generalist.core.schedule import Schedule
@@ -109,8 +109,7 @@ def friendly_pgd(
             misses = misses + wrong
             draw = random.normal(seed, f"{purpose}/noise/{number}", index, step, shape=x.shape[1:], device=x.device)
             moved = moves.ascend(x, adversarial + noise * draw.to(x.dtype), grad, threat, size)
-            goes_on = (misses <= tau).reshape(-1, *[1] * (x.dim() - 1))
-            adversarial = torch.where(goes_on, moved, adversarial)
+            adversarial = torch.where(per_sample(misses <= tau, x), moved, adversarial)
     return adversarial
 
 

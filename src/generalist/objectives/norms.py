@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from generalist.attacks.pgd import AttackOptions, Classifier, borrowed
-from generalist.attacks.threats import Threat, ThreatOptions, widen
+from generalist.attacks.threats import Threat, ThreatOptions, per_sample, widen
 from generalist.core.errors import GeneralistError
 from generalist.core.options import Positive
 from generalist.data.sets import Batch
@@ -108,6 +108,6 @@ def highest(candidates: Sequence[Tensor], losses: Sequence[Tensor]) -> tuple[Ten
     images, top = candidates[0], losses[0]
     for candidate, loss in zip(candidates[1:], losses[1:], strict=True):
         higher = loss > top
-        images = torch.where(higher.reshape(-1, *[1] * (images.dim() - 1)), candidate, images)
+        images = torch.where(per_sample(higher, images), candidate, images)
         top = torch.where(higher, loss, top)
     return images, top
