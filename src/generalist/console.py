@@ -159,6 +159,12 @@ def _say(text: str) -> None:
     console.print(escape(text), soft_wrap=True)
 
 
+def progress_bars() -> Progress:
+    """Bars with a count, the time so far and the time left; they are gone at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+
+
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
     """A listener that shows progress with time left, and a line for each validation."""
@@ -171,8 +177,7 @@ def training_listener(label: str) -> Iterator[Listener]:
         pulse = _Pulse()
         yield Listener(say=_say, iteration=pulse.iteration, epoch=pulse.epoch)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+    with progress_bars() as progress:
         task = progress.add_task(escape(label), total=None)
 
         def advance(done: int, total: int) -> None:

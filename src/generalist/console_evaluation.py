@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskID
 from rich.table import Table
 
-from generalist.console import console, minutes, print_table
+from generalist.console import console, minutes, print_table, progress_bars
 from generalist.evaluation.suite import Moment
 
 PLAIN_EVERY = 30.0
@@ -25,8 +25,7 @@ def evaluation_listener() -> Iterator[Callable[[Moment], None]]:
     if not console.is_terminal:
         yield _plain_listener()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+    with progress_bars() as progress:
         tasks: dict[str, TaskID] = {}
 
         def follow(moment: Moment) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from generalist.console import accuracy_table, console, print_table
+from generalist.console import accuracy_table, console, print_table, progress_bars
 from generalist.dial import Curve, Measured, Mixture, Point
 
 Follow = Callable[[int, int, Point], None]
@@ -25,8 +24,7 @@ def curve_listener() -> Iterator[Follow]:
     if not console.is_terminal:
         yield lambda done, total, point: console.print(f"[{done}/{total}] {escape(_line(point))}", soft_wrap=True)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+    with progress_bars() as progress:
         task = progress.add_task("the curve", total=None)
 
         def follow(done: int, total: int, point: Point) -> None:
