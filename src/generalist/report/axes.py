@@ -36,12 +36,11 @@ class Scale:
         return [number * step for number in range(first, last + 1)]
 
 
-def extent(values: Sequence[float], *, room: float = 0.08, floor: float | None = None, least: float = 1e-9) -> Scale:
+def extent(values: Sequence[float], *, room: float = 0.08, least: float = 1e-9) -> Scale:
     """The range of the values with some room around them, not yet on any pixels."""
     low, high = min(values), max(values)
     margin = max((high - low) * room, least, 1e-9 * max(abs(low), abs(high)))  # else it would vanish in rounding
-    bottom = low - margin if floor is None else max(floor, low - margin)
-    return Scale(bottom, high + margin, 0, 1)
+    return Scale(low - margin, high + margin, 0, 1)
 
 
 @dataclass

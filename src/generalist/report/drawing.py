@@ -83,11 +83,9 @@ class Drawing:
     def line(self, x1: float, y1: float, x2: float, y2: float, *, role: str = "grid", width: float = 1.0) -> None:
         self.shapes.append(Path([(x1, y1), (x2, y2)], stroke=role, width=width))
 
-    def box(
-        self, x: float, y: float, width: float, height: float, *, fill: str, tip: str = "", stroke: str | None = None
-    ) -> None:
+    def box(self, x: float, y: float, width: float, height: float, *, fill: str, tip: str = "") -> None:
         corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
-        self.shapes.append(Path(corners, stroke=stroke, fill=fill, closed=True, tip=tip))
+        self.shapes.append(Path(corners, stroke=None, fill=fill, closed=True, tip=tip))
 
     def text(
         self,

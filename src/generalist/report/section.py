@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from generalist.comparison_rows import Cell
 from generalist.report.drawing import Drawing
-from generalist.report.html import Content, Html, command, folded, join, tag
+from generalist.report.html import Html, command, folded, join, tag
 from generalist.report.runs import Network, Run
 from generalist.report.svg import inline
 
@@ -29,11 +29,10 @@ class Section:
     def add(self, *parts: Html) -> None:
         self.parts += parts
 
-    def figure(self, drawing: Drawing, *, caption: Content = None, details: Html | None = None) -> Html:
-        """A drawing of this section, its caption, and the numbers in it as a table."""
+    def figure(self, drawing: Drawing, *, details: Html | None = None) -> Html:
+        """A drawing of this section, and the numbers in it as a table."""
         self.drawings.append(drawing)
-        below = join(caption, details)
-        return tag("figure", inline(drawing), tag("figcaption", below) if below else None)
+        return tag("figure", inline(drawing), tag("figcaption", details) if details else None)
 
     def missing(self, text: str, commands: Iterable[str]) -> None:
         """One line on what is left out, and what would add it."""
