@@ -9,7 +9,7 @@ from itertools import count, cycle, islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from generalist.bench.published import PublishedLoop
 from generalist.core.errors import DataError
@@ -45,6 +45,18 @@ class Setting:
     total: int
     """Iterations that a subject may be asked for, warm-up included."""
     trust_code: bool = False
+
+    def network(self) -> nn.Module:
+        """A fresh network of the recipe, on the device."""
+        images, job = self.splits.train, self.job
+        model = build_model(
+            job.model,
+            num_classes=len(images.classes),
+            shape=images.shape,
+            seed=job.train.seed,
+            trust_code=self.trust_code,
+        )
+        return model.to(self.device)
 
 
 def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) -> Subject:
@@ -85,14 +97,7 @@ def published_subject(setting: Setting) -> Subject:
         images.augmented(index, epoch=1, seed=job.train.seed, options=job.data.augmentation)
         for index in _batches(job, train_index, extra_index)
     ]
-    model = build_model(
-        job.model,
-        num_classes=len(images.classes),
-        shape=images.shape,
-        seed=job.train.seed,
-        trust_code=setting.trust_code,
-    )
-    loop = PublishedLoop(job, model.to(device))
+    loop = PublishedLoop(job, setting.network())
     feed = cycle(batches)
     seen: list[list[float]] = []
 

@@ -24,7 +24,6 @@ from generalist.bench.subjects import BATCHES, Setting, Subject, engine_subject,
 from generalist.bench.timing import Ceiling, Timing, matmul_ceiling, synchronize, time_blocks
 from generalist.core.errors import GeneralistError, RecipeError
 from generalist.data.options import Splits, load_splits
-from generalist.models import build_model
 from generalist.recipe import Recipe, load_recipe
 from generalist.training.environment import choose_device, describe, switches
 from generalist.training.options import Job
@@ -275,19 +274,11 @@ def _compile_seconds() -> float:
 
 
 def _model_flops(setting: Setting, notes: list[str]) -> ModelFlops | None:
-    job, images = setting.job, setting.splits.train
-    problem = why_not_counted(job)
+    problem = why_not_counted(setting.job)
     if problem is not None:
         notes.append(f"FLOPs not counted: {problem}")
         return None
-    model = build_model(
-        job.model,
-        num_classes=len(images.classes),
-        shape=images.shape,
-        seed=job.train.seed,
-        trust_code=setting.trust_code,
-    )
-    return count_model(model.to(setting.device), images.shape, setting.device)
+    return count_model(setting.network(), setting.splits.train.shape, setting.device)
 
 
 def _environment(splits: Splits, device: torch.device, seed: int) -> dict[str, Any]:
