@@ -288,18 +288,12 @@ def _sequences(images: Images | CifarP, work: _Work, seed: int) -> Iterator[tupl
         yield number, name, replace(batch, x=perturb_sequence(batch.x, name=name, index=batch.index, seed=seed))
 
 
-def flip_rate(predictions: Tensor, *, noise: bool) -> float:
-    """The flip probability of Hendrycks & Dietterich for predictions [N, frames].
-
-    A flip is a frame whose prediction differs from the frame before or, for noise, whose frames have no order, from
-    the first frame.
-    """
-    if predictions.ndim != 2 or predictions.shape[0] < 1 or predictions.shape[1] < 2:
-        raise GeneralistError(f"predictions must be [samples, frames >= 2], not of shape {list(predictions.shape)}")
-    return _flips(predictions, noise=noise) / predictions[:, 1:].numel()
-
-
 def _flips(predictions: Tensor, *, noise: bool) -> int:
+    """The flips of Hendrycks & Dietterich among predictions [N, frames].
+
+    A flip is a frame whose prediction differs from that of the frame before, or for noise, whose frames have no order,
+    from that of the first frame.
+    """
     reference = predictions[:, :1] if noise else predictions[:, :-1]
     return int((predictions[:, 1:] != reference).sum())
 
