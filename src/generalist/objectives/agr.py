@@ -33,9 +33,9 @@ class AdversarialGradientSteering(AdversarialTraining):
     """Minimises CE(x'), x' from PGD, along a direction that does not hurt CE(x) (Tong et al., 2024).
 
     In the last quarter of training, for each parameter tensor with adversarial gradient g1, clean gradient g2 and their
-    cosine c: g1 less its projection on g2 where c <= 0, else c g2 + (1 - c) g1; then clipped to norm 0.1. Before, plain
-    g1. The clean forward pass is made at all times, as the authors do: both kinds of images enter BatchNorm's running
-    statistics. Costs steps + 2 forward and backward passes, one more than AT.
+    cosine c: g1 minus its projection on g2 where c <= 0, else c g2 + (1 - c) g1; then clipped to norm 0.1. Before that,
+    plain g1. The clean forward pass is always made, as in the authors' code, so that both kinds of images enter
+    BatchNorm's running statistics. Costs steps + 2 forward and backward passes, one more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = AGROptions

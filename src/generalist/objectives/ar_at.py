@@ -1,4 +1,4 @@
-"""Adversarial training whose representation is asked to be that of natural images, AR-AT (Waseda et al., 2025)."""
+"""Adversarial training that pulls representations towards those of natural images, AR-AT (Waseda et al., 2025)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from generalist.tensors.optimizers import OptimizerOptions, build_optimizer
 TRUSTED = 1000
 """Training images on which the weight of the adversarial loss is measured."""
 CHUNK = 500
-"""How many a pass of them; changes nothing but memory."""
+"""Images per pass over them; affects only memory."""
 
 
 class ArAtOptions(ObjectiveOptions):
@@ -49,8 +49,8 @@ class ArAtOptions(ObjectiveOptions):
     """Weight of the distance between the representations. The authors: 30 for a ResNet-18, 100 for a wide one."""
 
     layers: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list, max_length=64)
-    """Modules whose outputs are the representation, by name, each counted alike; the authors take those of BatchNorm in
-    the last stage. Left out: what the classifier, the last linear layer, is given."""
+    """Names of the modules whose outputs are the representation, with equal weights; the authors take the BatchNorm
+    layers of the last stage. Default: the input of the classifier, the last linear layer."""
 
     bottleneck: Fraction = 0.25
     """Width of a predictor's hidden layer, as a share of the representation's."""
@@ -74,11 +74,11 @@ class Beside(nn.Module):
 class RepresentationRegularized(AdversarialTraining):
     """Minimises a CE(x') + (1 - a) CE(x) + weight (1 - cos(h(z'), z)), weight = 30, x' from PGD (Waseda et al., 2025).
 
-    z and z' are the representations of x and x', means over positions of what is positive in them; h is a predictor of
+    z and z' are the representations of x and x', with their positive parts averaged over positions; h is a predictor of
     two layers (hidden width 0.25 of z's), trained with the rest, and no gradient flows into z: the robust
-    representation is drawn to the natural one, and not the other way. Natural images pass the same weights with a
-    BatchNorm of their own, which is trained beside the network (as the predictors: SGD, momentum 0.9, weight decay
-    0.0005) and left behind in the end. a is the accuracy on 1000 natural training images before each epoch. Costs steps
+    representation is drawn to the natural one, and not the other way. Natural images pass through the same weights with
+    a BatchNorm of their own, which is trained beside the network (like the predictors: SGD, momentum 0.9, weight decay
+    0.0005) and discarded at the end. a is the accuracy on 1000 natural training images before each epoch. Costs steps
     + 2 forward and backward passes, one more than AT.
     """
 
@@ -131,7 +131,7 @@ class RepresentationRegularized(AdversarialTraining):
 
     @contextmanager
     def _observed(self, model: nn.Module) -> Iterator[list[Tensor]]:
-        """While it lasts, a pass of `model` fills the list with its representations, [B, C] each."""
+        """Within this context, a pass of `model` adds its representations, [B, C] each, to the list."""
         seen: list[Tensor] = []
 
         def output(module: nn.Module, given: Any, out: Tensor) -> None:
@@ -152,7 +152,7 @@ class RepresentationRegularized(AdversarialTraining):
 
     @torch.no_grad()
     def epoch_start(self, epoch: int) -> None:
-        """The first time: only now the learner has the weights that it starts from."""
+        """Measure the accuracy a. The first time also copy the learner's weights, which it has only now."""
         network = self._network()
         if not self.ready:
             network.load_state_dict(self.learner.model.state_dict())
@@ -176,7 +176,7 @@ class RepresentationRegularized(AdversarialTraining):
 
     @torch.no_grad()
     def _share(self, network: nn.Module) -> None:
-        """All but BatchNorm is the learner's."""
+        """Copy all weights but BatchNorm's from the learner."""
         own, others = list(self.learner.model.parameters()), list(network.parameters())
         torch._foreach_copy_([others[i].data for i in self.shared], [own[i].data for i in self.shared])
 
@@ -200,7 +200,7 @@ class RepresentationRegularized(AdversarialTraining):
             found = torch.autograd.grad(loss, own + inside, allow_unused=True, materialize_grads=True)
         gradients, rest = list(found[: len(own)]), list(found[len(own) :])
         for i in self.shared:
-            gradients[i] = gradients[i] + rest[i]  # the network comes first in what is beside
+            gradients[i] = gradients[i] + rest[i]  # `rest` begins with the gradients of the second network
         with torch.no_grad():
             self.beside.gather_gradients(rest, self.gradient)
             self.optimizer.step(self.beside.parameters, self.gradient, progress.lr)
@@ -223,7 +223,7 @@ def linear_layers(model: nn.Module) -> list[nn.Linear]:
 
 
 def pooled(features: Tensor) -> Tensor:
-    """What is positive in a feature map, as its mean over the positions, [B, C]."""
+    """The positive part of a feature map, averaged over positions, [B, C]."""
     positive = widen(features).relu()
     return positive.flatten(2).mean(2) if positive.dim() > 2 else positive
 

@@ -12,7 +12,7 @@ from generalist.objectives.base import OBJECTIVES, Inputs, Metrics, Progress, ac
 class HalfAdversarialTraining(AdversarialTraining):
     """Minimises 0.5 CE(x) + 0.5 CE(x'), x' from PGD (the papers' AT with beta = 1/2).
 
-    Natural and adversarial images are forwarded apart, each with its own BatchNorm statistics. Costs steps + 2
+    Natural and adversarial images are forwarded separately, each with its own BatchNorm statistics. Costs steps + 2
     forward and backward passes, one more than AT.
     """
 

@@ -23,9 +23,9 @@ class AverageOptions(SeveralNormsOptions):
 class AverageOfNorms(SeveralNorms):
     """Minimises the mean of CE(x'_p) over the norms p, x'_p from PGD in each (Tramer and Boneh, 2019, average).
 
-    The norms are the learner's own and l2 128/255, or what `beside` says. The batch of each norm is forwarded by
-    itself, with its own BatchNorm statistics. With n norms it costs n (steps + 1) forward and backward passes: n times
-    AT.
+    The norms are the learner's own and l2 128/255, or what `beside` says. The batch of each norm is forwarded
+    separately, with its own BatchNorm statistics. With n norms it costs n (steps + 1) forward and backward passes: n
+    times AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = AverageOptions

@@ -20,11 +20,11 @@ class MaxOptions(SeveralNormsOptions):
 
 @OBJECTIVES.register("at-max")
 class WorstOfNorms(SeveralNorms):
-    """Minimises CE(x'), x' being for each example the one of its PGD images, one a norm, with the highest cross-entropy
-    (Tramer and Boneh, 2019, max).
+    """Minimises CE(x'), where x' has for each example, of its PGD images in each norm, the one with the highest
+    cross-entropy (Tramer and Boneh, 2019, max).
 
     The norms are the learner's own and l2 128/255, or what `beside` says. The choice is made in the attack's BatchNorm
-    mode; the chosen images are one batch. With n norms it costs n steps + 1 forward and backward passes and n forward
+    mode; the chosen images form one batch. With n norms it costs n steps + 1 forward and backward passes and n forward
     passes: about n times AT.
     """
 

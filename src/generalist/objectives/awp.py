@@ -25,7 +25,7 @@ from generalist.objectives.wrapper import Wrapper, WrapperOptions
 from generalist.tensors.modes import restored
 
 WARMING_UP = ", warming up"
-"""What the variants of the wrapped objective end with in iterations without a perturbation."""
+"""The suffix of the wrapped objective's variants in iterations without a perturbation."""
 
 
 class AWPOptions(WrapperOptions):
@@ -35,15 +35,15 @@ class AWPOptions(WrapperOptions):
     """The objective's name."""
 
     around: ObjectiveChoice = Field(default="at", validate_default=True)
-    """The objective whose loss is made flat around the weights, written as the learner's own would be."""
+    """The objective whose loss is flattened around the weights, written as a learner's own would be."""
 
     rho: Number = Field(default=0.005, ge=0, le=1)
     """Length of a weight tensor's perturbation, as a share of the tensor's own norm. The authors use 0.005 with TRADES
-    and 0.01 with AT. Larger narrows the gap between training and test, and fits less."""
+    and 0.01 with AT. A larger one narrows the gap between training and test, but fits the training images less."""
 
     warmup: Fraction = 0
-    """Share of training without a perturbation first, rounded to whole epochs: over-fitting comes late, perturbed
-    weights learn more slowly, and up to there an epoch costs what the objective inside costs."""
+    """Fraction of training, rounded to whole epochs, before the perturbations begin: over-fitting comes late, perturbed
+    weights learn more slowly, and until then an epoch costs only what the wrapped objective costs."""
 
 
 @OBJECTIVES.register("awp")
@@ -51,10 +51,10 @@ class AdversarialWeightPerturbation(Wrapper):
     """Minimises max_v L(w + v), L the loss of the objective that it wraps (Wu et al., 2020).
 
     One step of ascent: v = rho |w| g / |g| for each weight tensor w (two dimensions or more: no biases, no BatchNorm),
-    g its gradient on inputs that are made already, rho = 0.005. The gradients are taken at w + v, and w comes back bit
-    for bit before the optimizer's step. The first pass leaves no trace: BatchNorm's statistics and the wrapped
-    objective's state see the second one alone. Costs the wrapped objective and its loss once more: steps + 2 forward
-    and backward passes around AT.
+    g its gradient on the inputs that the wrapped objective has prepared, rho = 0.005. The gradients are taken at w + v,
+    and w is restored exactly before the optimizer's step. The first pass leaves no trace: BatchNorm's statistics and
+    the wrapped objective's state only see the second one. Costs the wrapped objective and its loss once more: steps + 2
+    forward and backward passes around AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = AWPOptions
@@ -66,7 +66,7 @@ class AdversarialWeightPerturbation(Wrapper):
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         self.warmup = learner.epochs_of(self.share)
-        if self.warmup:  # a captured iteration cannot branch, and one of the warm-up is spared the pass of the ascent
+        if self.warmup:  # variants, as a captured iteration cannot branch: those of the warm-up skip the ascent
             self.variants = (*self.inner.variants, *(name + WARMING_UP for name in self.inner.variants))
 
     def variant(self, step: int, epoch: int) -> str:
@@ -98,11 +98,11 @@ class AdversarialWeightPerturbation(Wrapper):
 
 
 def inside(progress: Progress) -> Progress:
-    """For the wrapped objective, which knows its own variants alone."""
+    """The progress for the wrapped objective, which only knows its own variants."""
     return replace(progress, variant=progress.variant.removesuffix(WARMING_UP))
 
 
 def perturbation(weight: Tensor, gradient: Tensor, *, rho: float) -> Tensor:
-    """rho |w| g / |g|: the step of that length along which the loss rises most; zero where there is no gradient."""
+    """rho |w| g / |g|: the step of that length that raises the loss most; zero where there is no gradient."""
     length: Tensor = torch.linalg.vector_norm(weight)
     return rho * length * unit(gradient)

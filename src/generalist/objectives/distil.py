@@ -1,4 +1,4 @@
-"""Training on a teacher's answers: soft targets are harder to learn by heart than labels."""
+"""Training on a teacher's outputs: soft targets are harder to memorise than labels."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from generalist.tensors.averages import warm_decay
 
 
 class DistillationOptions(ObjectiveOptions):
-    """Options of training on a teacher's answers."""
+    """Options of training on a teacher's outputs."""
 
     teacher: Source | None = None
-    """The network that answers, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the
-    learner of that name; it stays as it is. `#NAME`: another learner of this run, as it is at the start of each epoch;
-    `#NAME.average`: the average of its weights (`learners.NAME.averaging`), which is steadier. Left out: an average of
+    """The teacher, as `SOURCE[#SUBJECT]`: the global learner, or the learner SUBJECT, of an earlier stage or of
+    `RUN[@EPOCH]`; it does not change. `#NAME`: another learner of this run, as it is at the start of each epoch;
+    `#NAME.average`: the average of its weights (`learners.NAME.averaging`), which is steadier. Default: an average of
     the learner's own weights, which starts anew when the learner is redistributed."""
 
     weight: Schedule = Schedule.model_validate(0.5)
-    """Share of what the teacher says in the loss, from 0 to 1; the label has the rest. A schedule can wait until there
-    is something to be learnt from the teacher."""
+    """Share of the teacher in the loss, from 0 to 1; the label has the rest. A schedule can wait until there is
+    something to learn from the teacher."""
 
     match: Literal["probabilities", "logits"] = "probabilities"
-    """What is to be like the teacher's: probabilities, by cross-entropy, or logits, by the mean of squared differences.
-    Logits also say by how much, which bounds the learner's own (Cui et al., 2021)."""
+    """What should match the teacher's: probabilities, by cross-entropy, or logits, by the mean squared difference.
+    Logits also tell by how much a class leads, which limits the learner's own margins (Cui et al., 2021)."""
 
     temperature: Positive = 1.0
     """The teacher's logits are divided by it before they become probabilities: above 1 these are softer."""
 
     decay: Decay = 0.999
-    """Share of the old average kept at each iteration, where that is the teacher; less in the first iterations."""
+    """Share of the old average kept at each iteration, if the teacher is an average; less in the first iterations."""
 
     @field_validator("weight")
     @classmethod
@@ -66,16 +66,15 @@ class DistillationOptions(ObjectiveOptions):
 
 
 class AdversarialDistillationOptions(DistillationOptions):
-    """Options of training on a teacher's answers under attack."""
+    """Options of training on a teacher's outputs under attack."""
 
     attack_from: Literal["label", "teacher"] = "label"
-    """What the attack leads away from: the label, by cross-entropy, or the teacher's answer, by the distance that the
-    loss has (Zi et al., 2021). The latter finds what the loss asks for; where the teacher is wrong, it leads away from
-    that as well."""
+    """What the attack moves away from: the label, by cross-entropy, or the teacher's output, by the same distance as in
+    the loss (Zi et al., 2021). The latter attacks what the loss asks for, even where the teacher is wrong."""
 
 
 class Distilled(Objective):
-    """Base class: keeps the teacher, and asks it."""
+    """Base class: holds the teacher, and compares with it."""
 
     Options: ClassVar[type[ObjectiveOptions]] = DistillationOptions
 
@@ -110,7 +109,7 @@ class Distilled(Objective):
 
     @torch.no_grad()
     def answers(self, batch: Batch, progress: Progress) -> Tensor:
-        """What the teacher says of the images as they are, after it has followed the learner."""
+        """The teacher's outputs for the natural images; if it is the learner's average, that is updated first."""
         if self.source is None:
             self._follow(progress)
         logits = self.teacher.logits(batch.x)
@@ -126,12 +125,12 @@ class Distilled(Objective):
         torch._foreach_add_(olds, moves)
 
     def distance(self, logits: Tensor, answers: Tensor) -> Tensor:
-        """Of logits from the teacher's answers, the mean over the batch."""
+        """The distance of logits from the teacher's outputs, averaged over the batch."""
         like = F.mse_loss if self.match == "logits" else F.cross_entropy
         return like(logits, answers.to(logits.dtype))
 
     def taught(self, logits: Tensor, inputs: Inputs, progress: Progress) -> tuple[Tensor, Metrics]:
-        """What label and teacher ask for, each with its share."""
+        """The losses against label and teacher, each weighted by its share."""
         weight = progress.scalars["weight"].to(logits.dtype)
         labelled = self.learner.cross_entropy(logits, inputs.batch.y)
         copied = self.distance(logits, inputs.made["answers"])
@@ -163,13 +162,13 @@ class NaturalDistillation(Distilled):
 @OBJECTIVES.register("at-distil")
 class AdversarialDistillation(Distilled):
     """Minimises (1 - weight) CE(x') + weight CE(p(x'), teacher's p(x)), weight = 0.5; with `match: logits` the mean of
-    (z(x') - teacher's z(x))^2 in place of the second. x' is from PGD on CE with the label, or on what the loss has of
-    the teacher (`attack_from: teacher`).
+    (z(x') - teacher's z(x))^2 in place of the second. x' is from PGD on CE with the label, or on the teacher's part of
+    the loss (`attack_from: teacher`).
 
-    The teacher sees the images as they are (Goldblum et al., 2020). With the learner's own average as the teacher
-    (decay 0.999) it works against robust over-fitting. With logits, weight 1 and the natural learner beside it as the
+    The teacher sees the natural images (Goldblum et al., 2020). With the learner's own average as the teacher (decay
+    0.999) it works against robust over-fitting. With logits, weight 1 and a natural learner of the same run as the
     teacher it is learnable boundary guidance (Cui et al., 2021, "Learnable boundary guided adversarial training",
-    without the TRADES term), where the teacher is an epoch old at most.
+    without the TRADES term), where the teacher is at most an epoch old.
 
     Costs steps + 1 forward and backward passes, as AT, and a forward pass of the teacher.
     """
@@ -183,7 +182,7 @@ class AdversarialDistillation(Distilled):
 
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
-        if self.from_teacher and self.source is None:  # which is the learner itself, at first
+        if self.from_teacher and self.source is None:  # at first the learner is its own teacher
             learner.require_random_start()
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:

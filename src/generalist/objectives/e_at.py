@@ -22,8 +22,8 @@ class ExtremeOptions(SeveralNormsOptions):
     """The objective's name."""
 
     beside: list[ThreatOptions] = Field(default=[L1], min_length=1, max_length=8)
-    """The threat models beside the learner's own `threat`. The authors take the extreme norms linf and l1, whose
-    balls together nearly hold the l2 ball between them; l2 itself is never trained on."""
+    """Further threat models, in addition to the learner's own `threat`. The authors take the extreme norms linf and l1,
+    whose balls together nearly contain the l2 ball between them; l2 itself is never trained on."""
 
 
 @OBJECTIVES.register("e-at")
@@ -32,10 +32,10 @@ class ExtremeNorms(SeveralNorms):
     accuracy that training has seen in that norm (Croce and Hein, 2022).
 
     The norms are the learner's own and l1 12, or what `beside` says. The accuracies are those of the training passes,
-    means over the batches of the epoch before, read once an epoch, so that no iteration waits for the device; a norm
-    that had no batch keeps its last one, and in the first epoch all norms are drawn alike. The authors' code attacks by
-    APGD and counts what resists it, over all batches since training began. Costs steps + 1 forward and backward passes,
-    as AT does.
+    averaged over the batches of the previous epoch; they are read once per epoch, so that no iteration waits for the
+    device. A norm without any batch keeps its last accuracy, and in the first epoch all norms are equally likely. The
+    authors' code attacks by APGD and counts what resists it, over all batches since training began. Costs steps + 1
+    forward and backward passes, as AT does.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = ExtremeOptions
@@ -50,7 +50,7 @@ class ExtremeNorms(SeveralNorms):
         self._weights = self._read_weights()
 
     def _read_weights(self) -> list[float]:
-        """Each norm's weight, on the host. All right everywhere: no norm is behind, all are drawn alike."""
+        """Each norm's weight, on the host; all equal if nothing is misclassified in any norm."""
         weights: list[float] = (1 - self.accuracies).tolist()
         return weights if sum(weights) > 0 else [1.0] * len(weights)
 
@@ -66,7 +66,7 @@ class ExtremeNorms(SeveralNorms):
             if draw < weight:
                 return name
             draw -= weight
-        return self.variants[self._weights.index(max(self._weights))]  # rounding has passed over the last one
+        return self.variants[self._weights.index(max(self._weights))]  # rounding has led past the last norm
 
     def prepare(self, batch: Batch, progress: Progress) -> Inputs:
         threat, options = self.norms[self.variants.index(progress.variant)]

@@ -29,9 +29,9 @@ class FastATOptions(ObjectiveOptions):
 class FastAdversarialTraining(AdversarialTraining):
     """Minimises CE(x'), x' one steepest step of 1.25 eps from a uniform start in the ball (Wong et al., 2020).
 
-    Of the learner's `attack` it takes `batchnorm` and `scale`, and nothing else. The authors' short training (15
-    epochs) with a learning rate that rises and falls is the recipe's `schedule`. Costs 2 forward and backward passes,
-    a fifth of AT with 10 steps.
+    It uses only `batchnorm` and `scale` of the learner's `attack`. The authors' short training (15 epochs) with a
+    learning rate that rises and falls is up to the recipe's `schedule`. Costs 2 forward and backward passes, a fifth of
+    AT with 10 steps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = FastATOptions

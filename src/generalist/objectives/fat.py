@@ -29,8 +29,8 @@ class FATOptions(ObjectiveOptions):
     """The objective's name."""
 
     tau: Schedule = Schedule.model_validate(DEFAULT_TAU)
-    """Steps that an image is attacked further once it is misclassified, rounded down. Default: 0, then 1 from 5/12 and
-    2 from 3/4 of training on (epochs 50 and 90 of 120). The larger, the nearer to AT."""
+    """How many more steps an image is attacked once it is misclassified, rounded down. Default: 0, then 1 from 5/12 and
+    2 from 3/4 of training (epochs 50 and 90 of 120). A larger value is closer to AT."""
 
     noise: Number = Field(default=0.001, ge=0, le=1)
     """Standard deviation of the noise added in every step, in units of the pixel range."""
@@ -45,7 +45,7 @@ class FATOptions(ObjectiveOptions):
 
 @OBJECTIVES.register("fat")
 class FriendlyAdversarialTraining(AdversarialTraining):
-    """Minimises CE(x'), x' from PGD that leaves a sample where it is once it was found misclassified tau + 1 times
+    """Minimises CE(x'), x' from PGD that stops moving a sample once it has been found misclassified tau + 1 times
     (Zhang et al., 2020).
 
     tau = 0, 1, 2 in the three parts of training, and 0.001 N(0, 1) is added in each step. A sample that has stopped
@@ -93,9 +93,9 @@ def friendly_pgd(
     step: random.Key = 0,
     moves: Moves | None = None,
 ) -> Tensor:
-    """PGD on cross-entropy that leaves a sample where it is once more than `tau` of its steps found it misclassified.
+    """PGD on cross-entropy that stops moving a sample once more than `tau` of its steps have found it misclassified.
 
-    What a step looks at is the image before that step; the image after the last one is not looked at.
+    A step checks the image before it moves, so the image after the last step is never checked.
     """
     moves = moves or Moves()
     x, y, index = batch.x.detach(), batch.y, batch.index

@@ -36,9 +36,9 @@ class HatOptions(WrapperOptions):
     """The objective's name."""
 
     teacher: Source
-    """The network that names the class of attacked images, one trained on natural images, as `SOURCE[#SUBJECT]`: an
-    earlier stage or `RUN[@EPOCH]`, its global learner or the learner of that name. `#NAME`: another learner of this
-    run, as it is at the start of each epoch; `#NAME.average`: the average of its weights."""
+    """The network that labels attacked images, and was trained on natural ones, as `SOURCE[#SUBJECT]`: the global
+    learner, or the learner SUBJECT, of an earlier stage or of `RUN[@EPOCH]`. `#NAME`: another learner of this run, as
+    it is at the start of each epoch; `#NAME.average`: the average of its weights."""
 
     around: ObjectiveChoice = TradesOptions(beta=2.5)
     """The objective that attacks the images and learns from them."""
@@ -47,7 +47,7 @@ class HatOptions(WrapperOptions):
     """Weight of the helper images' cross-entropy, the authors' gamma."""
 
     reach: Number = Field(default=2.0, gt=1)
-    """How far out a helper image lies, in perturbations: the authors' h."""
+    """The distance of a helper image from the natural one, in units of the perturbation: the authors' h."""
 
     @field_validator("around")
     @classmethod
@@ -65,12 +65,12 @@ class HelperBasedTraining(Wrapper):
     """Minimises L + weight CE(x + 2 (x' - x)) against the class that a teacher sees in x', weight = 0.5; L and x' are
     those of the objective that it wraps, TRADES with beta 2.5 (Rade and Moosavi-Dezfooli, 2022).
 
-    Twice as far out as the attack goes, an image may look to a network that is not robust like another class: learning
-    that keeps the margin from growing beyond what eps asks for. The teacher is trained on natural images; the natural
-    learner beside it will do. Helper images may leave [0, 1], as the authors' do, but leave no trace in BatchNorm's
-    running statistics, unlike theirs. Within `awp` their gradient is taken at the perturbed weights; around it, at the
-    weights as they are. Costs what it wraps, a forward and a backward pass, and a forward pass of the teacher: around
-    TRADES with 10 steps a third more than AT.
+    Twice as far out as the attack goes, an image may look like another class to a network that is not robust; training
+    on that class keeps the margin from growing beyond what eps requires. The teacher should be trained on natural
+    images; a natural learner of the same run will do. Helper images may leave [0, 1], as the authors' do, but leave no
+    trace in BatchNorm's running statistics, unlike theirs. Within `awp` their gradient is taken at the perturbed
+    weights; around it, at the unperturbed ones. Costs what it wraps, a forward and a backward pass, and a forward pass
+    of the teacher: around TRADES with 10 steps a third more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = HatOptions

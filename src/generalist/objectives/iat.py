@@ -17,7 +17,7 @@ class InterpolatedAdversarialTraining(AdversarialTraining):
     """Minimises 0.5 (mixup-CE(x) + mixup-CE(x')), x' from PGD on images that are not mixed (Lamb et al., 2019).
 
     Each half of a batch is mixed with itself: one share lambda ~ Beta(1, 1), which is uniform, and one permutation for
-    the half, drawn apart for the two. mixup-CE is lambda CE against a sample's own label + (1 - lambda) CE against its
+    each half, drawn separately. mixup-CE is lambda CE against a sample's own label + (1 - lambda) CE against its
     partner's. The authors attack by PGD-7: `attack: {steps: 7}`. Costs steps + 2 forward and backward passes,
     one more than AT.
     """
@@ -38,7 +38,7 @@ class InterpolatedAdversarialTraining(AdversarialTraining):
         return Inputs(batch, made)
 
     def _draw(self, half: str, x: Tensor, progress: Progress) -> tuple[Tensor, Tensor]:
-        """The share that a sample keeps of itself, and whom each is mixed with."""
+        """The share that each sample keeps, and the partner that it is mixed with."""
         seed, purpose = self.learner.seed, f"mixup/{self.learner.name}/{half}"
         share = random.uniform(seed, f"{purpose}/share", progress.step, device=x.device).to(x.dtype)
         return share, random.permutation(len(x), seed, f"{purpose}/order", progress.step, device=x.device)

@@ -30,7 +30,7 @@ class MartOptions(ObjectiveOptions):
 @OBJECTIVES.register("mart")
 class Mart(AdversarialTraining):
     """Minimises -log p_y(x') - log(1 - max_{k != y} p_k(x')) + lambda (1 - p_y(x)) KL(p(x) || p(x')), lambda = 6,
-    x' from PGD on cross-entropy (Wang et al., 2020): a sample counts the more, the less its clean image is recognised.
+    x' from PGD on cross-entropy (Wang et al., 2020): a sample weighs more, the less its clean image is recognised.
 
     Gradients flow through all of it. The learner's label smoothing acts on the first term. The attack starts at x +
     0.001 N(0, 1), as in the authors' code. Costs steps + 2 forward and backward passes, one more than AT.

@@ -26,11 +26,11 @@ class MsdOptions(SeveralNormsOptions):
 class MultiSteepestDescent(WorstOfNorms):
     """Minimises CE(x'), x' from one attack on the union of the norms' balls (Maini, Wong and Kolter, 2020).
 
-    The norms are the learner's own and l2 128/255, or what `beside` says. Every step takes, from the current
-    perturbation, the steepest step of each norm, projects it on that norm's ball and goes on, example by example, with
-    the one of highest cross-entropy; the best image seen, the start included, is trained on. It starts at the image
+    The norms are the learner's own and l2 128/255, or what `beside` says. From the current perturbation, every step
+    tries the steepest step of each norm, projected onto that norm's ball, and continues, example by example, from the
+    one with the highest cross-entropy. The best image seen, including the start, is trained on. It starts at the image
     itself. The authors take 50 steps of eps / 10. With n norms it costs steps + 1 forward and backward passes and n
-    steps + 1 forward passes: about (n + 2) / 2 times AT, for a step of AT is two passes, forward and back to the image.
+    steps + 1 forward passes: about (n + 2) / 2 times AT, as a step of AT is two passes, forward and back to the image.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = MsdOptions

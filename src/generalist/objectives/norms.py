@@ -26,12 +26,12 @@ class SeveralNormsOptions(ObjectiveOptions):
     """Options of an objective against the learner's own threat and others."""
 
     beside: list[ThreatOptions] = Field(default=[L2], min_length=1, max_length=8)
-    """The threat models beside the learner's own `threat`, which is the first of them all. Each costs as many passes
-    as the learner's own attack."""
+    """Further threat models, in addition to the learner's own `threat`, which comes first. Each costs as many passes as
+    the learner's own attack."""
 
     step: dict[Literal["linf", "l2", "l1"], Positive] = Field(default_factory=dict)
-    """Length of an attack's step by norm, for pixels in [0, 1], e.g. `{l1: 1}`. Left out: `attack.step` for the
-    learner's own threat, and for each other the threat's own (a quarter of eps in linf and l2)."""
+    """Step size of the attack by norm, for pixels in [0, 1], e.g. `{l1: 1}`. Default: `attack.step` for the learner's
+    own threat, and the usual step of every other threat (a quarter of eps in linf and l2)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -89,7 +89,7 @@ class SeveralNorms(Objective):
         ]
 
     def worst(self, candidates: Sequence[Tensor], y: Tensor) -> Tensor:
-        """Of each image the candidate with the highest cross-entropy, the network being in the attack's mode."""
+        """For each image the candidate with the highest cross-entropy, in the attack's BatchNorm mode."""
         attack = self.learner.attack
         model = self.learner.under_attack(attack)
         with computing_in(self.learner.autocast, y.device), borrowed(model, training=attack.batchnorm == "train"):
@@ -104,7 +104,7 @@ def each_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
 
 def highest(candidates: Sequence[Tensor], losses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """For each sample the candidate with the highest loss, and that loss; the earlier one where two are equal."""
+    """For each sample the candidate with the highest loss, and that loss; in a tie, the earlier one."""
     images, top = candidates[0], losses[0]
     for candidate, loss in zip(candidates[1:], losses[1:], strict=True):
         higher = loss > top

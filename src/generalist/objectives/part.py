@@ -19,7 +19,7 @@ from generalist.objectives.base import OBJECTIVES, Inputs, LearnerView, Objectiv
 from generalist.tensors.modes import computing_in
 
 CHUNK = 500
-"""Images a pass when maps are made; changes nothing but memory."""
+"""Images per pass when maps are made; affects only memory."""
 
 
 class PartOptions(ObjectiveOptions):
@@ -29,28 +29,29 @@ class PartOptions(ObjectiveOptions):
     """The objective's name."""
 
     rest: Positive | None = None
-    """The eps of the pixels that matter less, for pixels in [0, 1]; at most the eps of the learner's threat, which the
-    others keep. Left out: seven eighths of that, as the authors' 7/255 beside 8/255."""
+    """The eps of pixels that matter less, for pixels in [0, 1]; at most the eps of the learner's threat, which the
+    other pixels keep. Default: seven eighths of that, like the authors' 7/255 and 8/255."""
 
     threshold: Number = Field(1.0, ge=0)
-    """A pixel matters where its class-activation map is at least this many times the map's mean. Larger: fewer do."""
+    """A pixel matters where its class-activation map is at least this many times the map's mean. A larger threshold
+    leaves fewer of them."""
 
     warmup: Fraction = 1 / 6
-    """Share of training that is plain adversarial training first, rounded to whole epochs (20 of 120): the maps of an
-    untrained network say nothing."""
+    """Fraction of training, rounded to whole epochs (20 of 120), that is plain adversarial training: the maps of an
+    untrained network are meaningless."""
 
 
 @OBJECTIVES.register("part")
 class PixelReweighted(AdversarialTraining):
-    """Minimises CE(x'), x' from PGD in which pixels that speak for the class may move by eps and the others only by
+    """Minimises CE(x'), x' from PGD in which pixels that matter for the class may move by eps and the others only by
     `rest`, by default 7/8 eps (Zhang et al., 2024).
 
     At the start of every epoch after the warm-up (a sixth of training) each training image gets a mask: the pixels at
     which the class-activation map of its label is at least `threshold` = 1 times the map's mean (the authors' code: the
-    map of the class that the network names, and another rule). It is kept by sample index; a batch's masks are cropped
-    and flipped as its images are (padding counts as not mattering). Extra images (`data.extra`) and images in which
-    nothing speaks for the label keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward
-    passes, as AT does, and one more for the maps.
+    map of the predicted class, and another rule). Masks are kept by sample index, and cropped and flipped with the
+    images of a batch (padding counts as not mattering). Extra images (`data.extra`) and images without evidence for
+    their label keep the full eps. The data must lie in memory. Costs steps + 1 forward and backward passes, as AT does,
+    and one more for the maps.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = PartOptions

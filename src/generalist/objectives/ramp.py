@@ -44,8 +44,8 @@ class RampOptions(SeveralNormsOptions):
     scratch, 2 for a wide one."""
 
     clean_share: Fraction = 0.5
-    """Share of the clean copy's epoch in the merged weights, before it is multiplied by the cosine of the two
-    movements; the adversarial epoch has the rest. At 0 the copy is trained in vain: use `at-max` instead."""
+    """Share of the clean copy's update over an epoch in the merged weights, before it is multiplied by the cosine of
+    the two updates; the adversarial one has the rest. At 0 the copy is trained in vain: use `at-max` instead."""
 
     clean_momentum: Decay = 0.9
     """Momentum of the clean copy's SGD; its learning rate is the learner's."""
@@ -56,16 +56,16 @@ class RampOptions(SeveralNormsOptions):
 
 @OBJECTIVES.register("ramp")
 class Ramp(SeveralNorms):
-    """Minimises max_p CE(x'_p), example by example over two norms, + pairing * KL(p(x'_1) || p(x'_2)), a mean over the
-    examples that are right under the first norm, pairing = 5 (Jiang and Singh, 2024).
+    """Minimises max_p CE(x'_p), example by example over two norms, + pairing * KL(p(x'_1) || p(x'_2)), averaged over
+    the examples that are correct under the first norm, pairing = 5 (Jiang and Singh, 2024).
 
-    The norms are the learner's own and l2 128/255, or what `beside` says. Beside it a copy of the network is trained on
-    clean images (SGD, momentum 0.9, weight decay 0.0005). Both start an epoch from the same weights; at its end every
-    tensor becomes old + s max(cos, 0) d_clean + (1 - s) d_adv, where d are the two movements of the epoch, cos the
-    cosine between them and s = `clean_share` = 0.5; BatchNorm's statistics alike. Costs 2 (steps + 1) + 1 forward and
-    backward passes: about twice AT.
+    The norms are the learner's own and l2 128/255, or what `beside` says. In addition, a copy of the network is trained
+    on clean images (SGD, momentum 0.9, weight decay 0.0005). Both start an epoch from the same weights; at its end
+    every tensor becomes old + s max(cos, 0) d_clean + (1 - s) d_adv, where d are the two updates over the epoch, cos
+    the cosine between them and s = `clean_share` = 0.5; likewise BatchNorm's statistics. Costs 2 (steps + 1) + 1
+    forward and backward passes: about twice AT.
 
-    In three points the authors' code differs: it attacks by APGD; it chooses the worse image in evaluation mode and
+    The authors' code differs in three points: it attacks by APGD; it chooses the worse image in evaluation mode and
     forwards the chosen ones as a third batch, where here the losses of the two forward passes decide; and the copy
     keeps its momentum between epochs, which here starts at zero, because redistribution may have moved the weights.
     """
@@ -141,7 +141,7 @@ def paired_divergence(first: Tensor, second: Tensor, y: Tensor) -> Tensor:
 
 
 def merged(old: Tensor, clean: Tensor, adversarial: Tensor, *, share: float) -> Tensor:
-    """One tensor after the epoch: both movements, the clean one as far as it points the adversarial one's way."""
+    """One tensor after the epoch: the old value and both updates, the clean one times its cosine with the other."""
     natural, robust = clean - old, adversarial - old
     cosine = (unit(natural) * unit(robust)).sum().clamp_min(0)
     return old + share * cosine * natural + (1 - share) * robust

@@ -33,7 +33,7 @@ from generalist.tensors.modes import computing_in
 from generalist.tensors.state import under
 
 CHUNK = 500
-"""Images a pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
+"""Images per pass when points of the curve are compared; BatchNorm's statistics are means over such passes."""
 
 
 class RmcOptions(WrapperOptions):
@@ -43,8 +43,8 @@ class RmcOptions(WrapperOptions):
     """The objective's name."""
 
     ends: list[Source] = Field(min_length=2, max_length=2)
-    """The networks at t = 0 and t = 1, as `SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or
-    the learner of that name. They stay as they are."""
+    """The networks at t = 0 and t = 1, as `SOURCE[#SUBJECT]`: the global learner, or the learner SUBJECT, of an earlier
+    stage or of `RUN[@EPOCH]`. They do not change."""
 
     around: ObjectiveChoice = MsdOptions()
     """The objective at each point of the curve."""
@@ -62,22 +62,23 @@ class RmcOptions(WrapperOptions):
     Each costs an attack on them in every norm."""
 
     statistics: int = Field(default=2000, ge=1, le=2**31)
-    """Training images from which BatchNorm's statistics of such a point are taken."""
+    """Number of training images on which BatchNorm's statistics at such a point are estimated."""
 
 
 @OBJECTIVES.register("rmc")
 class RobustModeConnectivity(Wrapper):
-    """Minimises the expectation over t ~ U(0, 1), drawn once a batch, of another objective (`around`, attack and loss)
-    at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
+    """Minimises the expectation over t ~ U(0, 1), drawn once per batch, of another objective (`around`, attack and
+    loss) at the weights w(t) of a quadratic Bezier curve with fixed ends (Wang et al., 2023).
 
-    The learner's weights are the curve's point m = w(1/2), so that they are a network at all times; the control point
+    The learner's weights are the curve's point m = w(1/2), so that they always are a proper network; the control point
     is 2 m - (w(0) + w(1)) / 2, and w(t) = (1 - t)(1 - 2t) w(0) + 4t(1 - t) m + t(2t - 1) w(1). Training starts at the
     mean of the ends. The optimizer's weight decay acts on m. (The authors train the control point, with which the curve
-    moves a quarter as far at the same learning rate, and put the penalty on w(t).) BatchNorm's running statistics are
-    of no one t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation the t
-    of 11 with the highest accuracy on the validation images under the worst of all norms is chosen, with statistics of
-    its own from 2000 training images; that network is validated and saved. Alone, the learner cannot be redistributed:
-    the curve would be moved to that point. Costs what `around` does (with msd about twice AT), beside the two ends.
+    moves a quarter as far at the same learning rate, and put the penalty on w(t).) BatchNorm's running statistics fit
+    no single t, so the attack should use the batch's own (`attack: {batchnorm: train}`). Before each validation, of 11
+    values of t the one with the highest accuracy on the validation images under the worst of all norms is chosen, with
+    statistics of its own from 2000 training images; that network is validated and saved. If it is the only learner, it
+    cannot be redistributed, which would move the curve to that point. Costs what `around` does (with msd about twice
+    AT), in addition to the two ends.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RmcOptions
@@ -129,7 +130,7 @@ class RobustModeConnectivity(Wrapper):
 
     @contextmanager
     def at(self, t: Tensor, model: nn.Module) -> Iterator[None]:
-        """The weights of `model` are w(t) meanwhile, made of its own, and afterwards what they were."""
+        """Within this context the weights of `model` are w(t), computed from its own, which come back afterwards."""
         parameters = dict(model.named_parameters())
         own = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         with torch.no_grad():
@@ -168,7 +169,7 @@ class RobustModeConnectivity(Wrapper):
         return state
 
     def _network(self, t: Tensor) -> nn.Module:
-        """A network of its own at w(t), with BatchNorm's statistics of these weights."""
+        """A separate network at w(t), with BatchNorm statistics estimated for these weights."""
         model = copy.deepcopy(self.learner.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -183,7 +184,7 @@ class RobustModeConnectivity(Wrapper):
         return model.eval()
 
     def _accuracies(self, model: nn.Module) -> tuple[float, float]:
-        """On the validation images: under the worst of all threats, and natural."""
+        """Accuracies on the validation images: under the worst of all threats, and natural."""
         assert self.learner.validation is not None, "training always validates"
         images, index = self.learner.validation
         own = [self.learner.threat] if self.learner.threat else []

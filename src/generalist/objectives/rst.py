@@ -27,9 +27,9 @@ class RSTOptions(ObjectiveOptions):
 class RobustSelfTraining(AdversarialTraining):
     """Minimises (1 - beta) CE(x) + beta CE(x'), beta = 0.5, x' from PGD (Raghunathan et al., 2020), labelled data only.
 
-    Unlike `at-half` both halves pass the network as one batch, so BatchNorm sees their common statistics. Self-training
-    proper adds images with guessed labels: `data.extra`. The attack starts at x + 0.001 N(0, 1), as in the authors'
-    code. Costs steps + 2 forward and backward passes, one more than AT.
+    Unlike in `at-half`, both halves pass through the network as one batch, so BatchNorm sees their common statistics.
+    Actual self-training adds images with pseudo-labels: `data.extra`. The attack starts at x + 0.001 N(0, 1), as in the
+    authors' code. Costs steps + 2 forward and backward passes, one more than AT.
     """
 
     Options: ClassVar[type[ObjectiveOptions]] = RSTOptions

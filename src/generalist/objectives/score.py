@@ -35,15 +35,15 @@ class ScoreOptions(ObjectiveOptions):
 
     form: Literal["at", "trades"] = "trades"
     """`at`: the error of the adversarial image. `trades`: the error of the natural image, and the distance between
-    the two answers."""
+    the two predictions."""
 
     weight: Annotated[Number, Field(ge=0)] | None = None
     """Weight of the distance, the method's lambda, 6 by default; form `trades` alone. Larger is more robust and less
     accurate."""
 
     clip: Fraction | None = None
-    """Mass that an answer may leave to wrong classes before a sample counts: its error must exceed that of a
-    prediction with 1 - clip on the label. Default: the authors' 0.4 (`at`) or 0.3 (`trades`); 0 clips nothing."""
+    """Probability mass on wrong classes up to which a sample does not count: its error must exceed that of a prediction
+    with 1 - clip on the label. Default: the authors' 0.4 (`at`) or 0.3 (`trades`); 0 clips nothing."""
 
     @model_validator(mode="after")
     def _no_idle_weight(self) -> Self:
@@ -91,7 +91,7 @@ class Score(Objective):
         return Inputs(batch, {"adversarial": attacked})
 
     def _target(self, batch: Batch) -> Tensor:
-        """What the attack moves the answer away from."""
+        """What the attack moves the prediction away from."""
         if self.form == "at":
             return one_hot(batch.y, len(self.learner.images.classes)).to(batch.x.dtype)
         with torch.no_grad(), frozen(self.learner.model, training=self.learner.attack.batchnorm == "train"):

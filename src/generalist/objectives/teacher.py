@@ -1,4 +1,4 @@
-"""Another network that an objective asks: a run's, an earlier stage's, or another learner's."""
+"""A second network that an objective learns from: a run's, an earlier stage's, or another learner's."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from generalist.objectives.base import LearnerView
 from generalist.tensors.modes import computing_in
 
 Source = Annotated[str, Field(min_length=1, max_length=1000)]
-"""`SOURCE[#SUBJECT]`: an earlier stage or `RUN[@EPOCH]`, its global learner or the learner of that name; or `#NAME`,
+"""`SOURCE[#SUBJECT]`: the global learner, or the learner SUBJECT, of an earlier stage or of `RUN[@EPOCH]`; or `#NAME`:
 another learner of the same run."""
 
 
 def sources_of(source: str | None) -> list[str]:
-    """What `Objective.sources` says of it."""
+    """Its entry in `Objective.sources`: the source, unless it is a learner of the same run."""
     return [source] if source is not None and not companions_of(source) else []
 
 
 def companions_of(source: str | None) -> list[str]:
-    """What `Objective.companions` says of it."""
+    """Its entry in `Objective.companions`: the name, if it is a learner of the same run."""
     return [source[1:]] if source is not None and source.startswith("#") else []
 
 
 class Teacher:
-    """A network in evaluation mode, of the learner's architecture; without a source it starts as the learner itself."""
+    """A network of the learner's architecture, in evaluation mode; without a source it starts as the learner's copy."""
 
     def __init__(self, learner: LearnerView, source: str | None) -> None:
         self.learner, self.source = learner, source
@@ -38,8 +38,8 @@ class Teacher:
 
     @torch.no_grad()
     def epoch_start(self) -> None:
-        """The first time: only now an earlier stage has run, and the learner has the weights that it starts from. A
-        learner of the same run goes on learning: each time."""
+        """Load its weights: those of another learner of this run, which keep changing, in every epoch; others only
+        once, in the first epoch, when earlier stages have run and the learner has its starting weights."""
         if companions_of(self.source) or not self.ready:
             source = self.source
             weights = None if source is None else self.learner.weights_of(source, field="teacher")
@@ -48,7 +48,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, x: Tensor) -> Tensor:
-        """Its answers, in at least single precision."""
+        """Its outputs, in at least single precision."""
         with computing_in(self.learner.autocast, x.device):
             return widen(self.network(x))
 

@@ -1,4 +1,4 @@
-"""What the objectives around another one share: all that they do not say themselves is the other's."""
+"""The base of objectives that wrap another one: what a wrapper does not override is passed on to that one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WrapperOptions(ObjectiveOptions):
     """Options of an objective around another."""
 
     around: ObjectiveChoice
-    """The objective inside, written as the learner's own would be."""
+    """The wrapped objective, written as a learner's own would be."""
 
     @field_validator("around")
     @classmethod
@@ -41,7 +41,7 @@ class WrapperOptions(ObjectiveOptions):
 
     @model_validator(mode="after")
     def _once(self) -> Self:
-        """Each one costs a loss more: around each other they would double it without end."""
+        """Refuse a wrapper around itself, at any depth: every level multiplies the cost."""
         inner: ObjectiveOptions = self
         while isinstance(inner, WrapperOptions):
             inner = inner.around
@@ -51,7 +51,7 @@ class WrapperOptions(ObjectiveOptions):
 
 
 class Wrapper(Objective):
-    """Base class; `inner` is the objective inside. Each wrapper says itself how it keeps the state of the two."""
+    """Base class; `inner` is the wrapped objective. Each wrapper decides for itself how to keep the state of both."""
 
     def __init__(self, options: WrapperOptions) -> None:
         super().__init__(options)
@@ -89,7 +89,7 @@ class Wrapper(Objective):
     def setup(self, learner: LearnerView) -> None:
         super().setup(learner)
         self.inner.setup(learner)
-        self.variants = self.inner.variants  # known now, and not before
+        self.variants = self.inner.variants  # known only after its setup
 
     def schedules(self) -> dict[str, Schedule]:
         return self.inner.schedules()
@@ -119,7 +119,7 @@ def _around(options: ObjectiveOptions) -> ObjectiveOptions:
 
 
 def innermost(options: ObjectiveOptions) -> ObjectiveOptions:
-    """What all wrappers are around in the end."""
+    """The objective inside all wrappers."""
     while isinstance(options, WrapperOptions):
         options = options.around
     return options
