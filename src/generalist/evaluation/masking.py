@@ -22,13 +22,13 @@ from generalist.evaluation.verdicts import Verdicts
 
 BLACK_BOX = "square"
 PROBE = 100
-"""Images that are looked at before the attacks."""
+"""The number of images that are checked before the attacks."""
 COMMON = 0.1
-"""The share of them from which on a sign is worth a warning: networks of ours show it on none, trained either way."""
+"""The share of these from which a sign is worth a warning: on our own networks, robust or not, none show it."""
 NOTEWORTHY = 0.01
-"""The share of the samples above which it is no accident that only the black-box attack found something,"""
+"""The share of samples, broken by the black-box attack alone, from which this is no accident."""
 FEWEST = 3
-"""where they are at least so many."""
+"""The number of such samples from which this is no accident; both have to be reached."""
 
 _PROBED = "the first images"
 _HIDDEN = "attacks that follow gradients may find little; trust Square more than them"
@@ -45,7 +45,7 @@ _PROBABILITIES = (
 
 
 def model_warnings(model: nn.Module, batch: Batch, plan: Plan, *, seed: int) -> list[str]:
-    """What a few images tell before the attacks."""
+    """Warnings that a few images give before the attacks."""
     if _share(answers_at_random(model, batch.x)) > 0:
         # Two answers that differ also make gradients and losses differ: nothing else can be told.
         return [_RANDOM]
@@ -71,7 +71,7 @@ def _share(flags: Tensor) -> float:
 
 
 def black_box_warnings(columns: Sequence[Column], verdicts: Verdicts) -> list[str]:
-    """Where an attack without gradients breaks what every attack with gradients, run on the same sample, left right."""
+    """Warnings where an attack without gradients breaks samples that all attacks with gradients left unbroken."""
     warnings = []
     for threat in dict.fromkeys(column.threat for column in columns):
         keys = dict.fromkeys(key for column in columns if column.threat == threat for key in column.steps)
@@ -80,7 +80,7 @@ def black_box_warnings(columns: Sequence[Column], verdicts: Verdicts) -> list[st
         if not blind or not seeing:
             continue
         only = np.logical_or.reduce([verdicts.broken[key].any(0) for key in blind]) & verdicts.surviving(seeing)
-        # A cascade in which Square comes first shows what it broke to no other attack: that says nothing of gradients.
+        # In a cascade, no other attack sees what Square broke before them: that says nothing about gradients.
         only &= np.logical_or.reduce([verdicts.done[key].any(0) for key in seeing])
         if only.sum() >= max(FEWEST, NOTEWORTHY * len(only)):
             warnings.append(

@@ -1,4 +1,4 @@
-"""Corruptions and perturbation sequences as part of an evaluation: which, of which images, kept where."""
+"""Corruptions and perturbation sequences as part of an evaluation: which ones, on which images, stored where."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from generalist.evaluation.suite import Moment
 FILE = "corruptions.json"
 FAMILIES = {"common": COMMON, "extra": EXTRA, "all": (*COMMON, *EXTRA)}
 _SHARED = ("weights", "data", "samples", "seed", "version")
-"""What counts have in common with the verdicts of the attacks, by the names in their identity."""
+"""The entries of an evaluation's identity on which counts depend as well."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What to measure beside the images as they are."""
+    """What to measure in addition to the natural images."""
 
     corruptions: tuple[str, ...] = ()
     """Names of corruptions, each at severities 1 to 5."""
@@ -59,7 +59,7 @@ class Shift:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the result has to know."""
+        """Remarks for readers of the result."""
         if not self.left_out:
             return []
         return [f"corruptions left out, as grey images have no colours: {', '.join(self.left_out)}"]
@@ -79,7 +79,7 @@ class Keep:
 def parse_shift(
     corruptions: str | Sequence[str] | None, perturbations: bool | Sequence[str], official: str | Path | None
 ) -> Shift:
-    """A user's wish: `common`, `extra`, `all` or names; all sequences of the usual mean, or names."""
+    """A user's choice: `common`, `extra`, `all` or names of corruptions; the usual ten sequences, or names."""
     words = [corruptions] if isinstance(corruptions, str) else list(corruptions or ())
     names = [name for word in words for name in FAMILIES.get(word, (word,))]
     sequences = list(STABILITY if perturbations is True else perturbations or ())
@@ -95,8 +95,8 @@ def parse_shift(
 
 
 def fit_shift(images: Images, shift: Shift) -> Shift:
-    """What of it these images can have. What came with a group and cannot be is left out; what was named is refused,
-    here and not later: the attacks that come first may take hours."""
+    """The part of the shift that fits these images. Corruptions that do not fit are left out if they came with a group,
+    and refused if they were named. This is checked here because the attacks, which come first, may take hours."""
     if images.shape[0] != 3:
         left_out = tuple(name for name in shift.corruptions if name in shift.grouped and CORRUPTIONS.get(name).colour)
         kept = tuple(name for name in shift.corruptions if name not in left_out)
@@ -107,7 +107,7 @@ def fit_shift(images: Images, shift: Shift) -> Shift:
 
 
 def _check(images: Images, shift: Shift) -> None:
-    """Refuse what cannot be measured on these images: files that are not there, colours of grey images."""
+    """Refuse what cannot be measured on these images: missing files, corruptions of colour on grey images."""
     if shift.official is not None:
         if shift.corruptions:
             _official_c(shift.official, images, shift.corruptions)
@@ -133,10 +133,10 @@ def measure_shift(
     after: int = 0,
     listener: Callable[[Moment], None] = lambda moment: None,
 ) -> dict[str, Any]:
-    """Accuracies under the shift, after so many steps of attacks.
+    """Accuracies under the shift; `after` is the number of attack steps before it, for the listener.
 
-    With `keep`, every batch is recorded in its folder as it is counted, and all of it written there at the end, with
-    what was measured there before where that is resumed.
+    With `keep`, every batch is recorded in its folder as it is counted, and the results are written there at the end,
+    including those measured earlier if the evaluation is resumed.
     """
     if keep is not None and keep.resume:
         shift = _with_earlier(shift, keep.folder / FILE)
@@ -167,8 +167,8 @@ def measure_shift(
 
 
 def _with_earlier(shift: Shift, file: Path) -> Shift:
-    """What is asked for and what was asked for before: that is counted already. Official files are read as asked; a
-    file that was cut off says nothing, and is written anew."""
+    """The shift, extended by what was asked for before, which is counted already. Not for official files, nor if the
+    earlier file is damaged, which is then written anew."""
     try:
         asked = json.loads(file.read_text())["asked"] if file.is_file() else {}
         corruptions, perturbations = list(asked.get("corruptions", [])), list(asked.get("perturbations", []))
@@ -187,7 +187,7 @@ def _with_earlier(shift: Shift, file: Path) -> Shift:
 
 
 def before_shift(listener: Callable[[Moment], None], shift: Shift) -> Callable[[Moment], None]:
-    """A listener for the attacks, which come first: of the steps they count, the shift's are part."""
+    """The listener for the attacks, which come first; it adds the shift's steps to their total."""
     return lambda moment: listener(replace(moment, steps=moment.steps + len(shift.kinds)))
 
 
@@ -195,7 +195,7 @@ def _teller(listener: Callable[[Moment], None], shift: Shift, kind: str, after: 
     step, steps = after + 1 + shift.kinds.index(kind), after + len(shift.kinds)
 
     def tell(done: int, total: int, right: int) -> None:
-        # Of a sequence every frame is answered: that many right answers say nothing about so many images.
+        # Sequences have a prediction per frame, so correct ones cannot be shown as a number of images.
         listener(Moment(kind, step, steps, done, total, right if kind == "corruptions" else None))
 
     return tell
@@ -204,7 +204,7 @@ def _teller(listener: Callable[[Moment], None], shift: Shift, kind: str, after: 
 def _counts(
     keep: Keep | None, kind: str, images: Images | CifarC | CifarP, batch_size: int
 ) -> AbstractContextManager[Counts]:
-    """A file of their own for all counts that depend on the same; nowhere without a place to keep them."""
+    """The counts so far, in a file for all counts with the same identity; without `keep`, empty and in memory."""
     if keep is None:
         return nullcontext(Counts())
     identity = {

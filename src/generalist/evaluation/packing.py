@@ -1,9 +1,9 @@
-"""Full batches, although survivors are few: work is packed by (sample, round), and shapes never change.
+"""Full batches even when few samples survive: work is packed by (sample, round), and shapes never change.
 
-In float32 a sample's result can depend on the shape of the batch it is in, never on its companions. So every batch has
-the same number of rows; where there is too little work for one, its rows are repeated and the copies ignored. That
-costs the time of a full batch, and it is what makes verdicts equal bit by bit for any sharding, order and resume. Only
-a search on a network that answers each row by itself is spared the copies.
+In float32 a sample's result can depend on the shape of its batch, though not on the other samples in it. So every batch
+has the same number of rows; if there is too little work for one, rows are repeated and the copies ignored. That costs
+the time of a full batch, but makes verdicts equal bit by bit for any sharding, order and resume. Only a search on a
+network that computes each row by itself can do without the copies.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from generalist.data.sets import Batch, Images
 from generalist.evaluation.verdicts import Bools, Ints
 
 CPU_BATCHES = (64, 256)
-"""The least and the most rows on a CPU. In fewer, a small network spends its time between operations; of more, its
-activations leave the caches."""
+"""The smallest and largest number of rows on a CPU. With fewer, a small network spends its time between operations;
+with more, its activations no longer fit the caches."""
 CPU_SHARE = 0.4
-"""Of all samples in a batch, between those limits: where up to 80% survive, two batches hold them, one for each core of
-a small machine. In batches of a fifth, Square takes a third longer on such a machine."""
+"""The share of all samples in a batch, within those limits: if up to 80% survive, they fit into two batches, one for
+each core of a small machine. With batches of a fifth, Square takes a third longer on such a machine."""
 HEAVY = 1e8
-"""Operations of a forward pass, for one image, from which on a network is heavy: a ResNet-18 has 1.1e9 on 32x32 pixels,
-a wrn-10-1 2.6e7."""
+"""Operations per image of a forward pass from which a network counts as heavy: a ResNet-18 has 1.1e9 on 32x32 pixels, a
+wrn-10-1 2.6e7."""
 HEAVY_ROWS = 32
-"""The rows for such a network on a CPU, in any evaluation: more are no faster, and more of a step's last batch would be
-copies."""
+"""The rows for such a network on a CPU, in any evaluation: more are no faster, and would make more of a step's last
+batch copies."""
 CUDA_BATCHES = (256, 1024)
 CUDA_SHARE = 0.25
-"""The same on a GPU, which needs more rows to be busy, and attacks one batch after the other. Where copies are left
-out, a large batch has no price, and it is always the most."""
+"""The same on a GPU, which needs more rows to be busy, and attacks one batch after the other. Without copies a large
+batch costs nothing extra, so the largest is always taken."""
 ROWS = 32
-"""Of which a search that may leave out copies takes a multiple: a GPU records its steps for each number anew."""
+"""A search without copies takes a multiple of this many rows, as a GPU records its steps anew for every number."""
 
 
 def default_batch_size(device: torch.device, samples: int, *, row_by_row: bool = False, operations: float = 0.0) -> int:
-    """Rows of a batch for an evaluation of so many samples in all its shards together."""
+    """Rows per batch for an evaluation of so many samples, in all its shards together."""
     cuda = device.type == "cuda"
     if not cuda and operations >= HEAVY:
         return HEAVY_ROWS
@@ -52,15 +52,15 @@ def default_batch_size(device: torch.device, samples: int, *, row_by_row: bool =
 def pack(pending: Bools, size: int) -> tuple[Ints, Ints]:
     """(positions, rounds) of the next batch, at most `size` items of `pending` [rounds, samples].
 
-    The earliest round comes first. Where its samples do not fill the batch, the next rounds of samples that are still
-    unbroken do: a few of those may turn out to have been needless, but their rows would have been empty otherwise.
+    The earliest round comes first. If its samples do not fill the batch, later rounds of samples that are still
+    unbroken are added: some may turn out to be unnecessary, but their rows would have been empty otherwise.
     """
     rounds, positions = np.divmod(np.flatnonzero(pending)[:size], pending.shape[1])
     return positions.astype(np.int64), rounds.astype(np.int64)
 
 
 def rows_for(count: int, size: int) -> int:
-    """The rows of a batch of `size` that hold `count` items, and few copies."""
+    """How many rows of a batch of `size` to compute for `count` items, with few copies."""
     return min(size, -(-count // ROWS) * ROWS)
 
 
@@ -71,7 +71,7 @@ class Feeder:
     images: Images
     device: torch.device
     dtype: torch.dtype
-    """float64 for models of that precision, so that their attacks are searched in it, too; else float32."""
+    """float64 for models of that precision, so that attacks on them search in it, too; else float32."""
     size: int
 
     def batch(self, samples: Ints) -> Batch:

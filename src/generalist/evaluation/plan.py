@@ -1,8 +1,8 @@
 """What is run and what is reported.
 
-A *column* is a number in the table: an attack in a threat model. It is made of *steps*, each a plain attack; an
-ensemble has several. Two columns that need the same step share it: where AutoAttack's parts are columns of their own,
-AutoAttack costs nothing more.
+A *column* is a number in the table: an attack in a threat model. It consists of *steps*, each a single attack; an
+ensemble has several. Columns that need the same step share it: if AutoAttack's parts are columns of their own,
+AutoAttack itself costs nothing more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF = "@bf16"
 """Marks the label of a step that searches in bfloat16."""
 
 CONFIRM: dict[str, Attack] = {"apgd-ce": APGD(), "apgd-t": TargetedAPGD()}
-"""What bfloat16 did not break gets these in full precision before it may count as robust."""
+"""The attacks in full precision that samples not broken in bfloat16 must also survive to count as robust."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Preset:
     attacks: tuple[str, ...]
     mode: Mode
     samples: int | None = None
-    """A random subset of so many images; None for all."""
+    """The size of a random subset of the images; None for all."""
     threats: tuple[str, ...] = ()
-    """Measured as well, where none is named, unless the run trains against another radius of the same norm."""
+    """Threats that are measured if none is named, except in norms that the run itself trains against."""
 
 
 PRESETS = {
@@ -92,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Column:
-    """A sample counts as right in a column where it is right as it is and none of the steps breaks it."""
+    """A number in the table: the share of samples that are classified correctly and that no step breaks."""
 
     attack: str
     threat: str
@@ -123,7 +123,7 @@ def make_plan(
     mode: Mode,
     precision: Precision,
 ) -> Plan:
-    """The steps and columns of `attacks` (names, or attacks of one's own) in each of `threats`."""
+    """The steps and columns of `attacks` (names, or attack objects) in each of `threats`."""
     chosen = _by_name(attacks)
     steps: dict[str, Step] = {}
     columns = []
@@ -137,7 +137,7 @@ def make_plan(
 
 
 def _check_norm(threat: ThreatOptions, parts: Mapping[str, Mapping[str, Attack]]) -> None:
-    """Refuse an attack that knows another norm only, before anything has run."""
+    """Refuse an attack that only works in another norm, before anything runs."""
     if threat.norm != "l2" and any(isinstance(part, CWL2) for members in parts.values() for part in members.values()):
         raise GeneralistError(f"cw-l2 is for l2 threats and cannot judge {threat}: leave one out, or use cw-20 there")
 
@@ -147,7 +147,7 @@ def _members(
 ) -> dict[str, list[Step]]:
     """The steps of each column in one threat model."""
     if mode == "each":
-        # A single attack is measured in full precision, to be comparable with what others report under its name.
+        # Single attacks run in full precision, to be comparable with what others report under their names.
         alone = {label for members in parts.values() if len(members) == 1 for label in members}
         return {
             name: _ensemble(threat, members, precision=precision, in_full=alone)
@@ -171,8 +171,8 @@ def _ensemble(
     in_full: Collection[str] = (),
     confirm: bool = True,
 ) -> list[Step]:
-    """Attacks one after the other. If fast: in bfloat16, and `confirm` at the end. What runs `in_full` anyway, or is
-    part of the confirmation, does so at once: before it, the same in bfloat16 would be for nothing."""
+    """The steps of attacks in sequence. With precision `fast` they search in bfloat16, with `CONFIRM` at the end.
+    Attacks that run in full precision anyway (`in_full`, or in the confirmation) do not run in bfloat16 as well."""
     if precision == "default":
         return [Step(threat, attack, label) for label, attack in members.items()]
     full = {label for label, attack in members.items() if label in in_full or CONFIRM.get(label) == attack}
@@ -181,7 +181,7 @@ def _ensemble(
 
 
 def _by_name(attacks: Sequence[str | Attack | AutoAttack]) -> dict[str, Attack | AutoAttack]:
-    """Attacks by the name of their column; what is named twice counts once."""
+    """Attacks by the name of their column; repeated ones count once."""
     chosen: dict[str, Attack | AutoAttack] = {}
     for attack in attacks:
         if isinstance(attack, str) and attack == NATURAL:
@@ -195,8 +195,8 @@ def _by_name(attacks: Sequence[str | Attack | AutoAttack]) -> dict[str, Attack |
 def _labelled(
     chosen: Mapping[str, Attack | AutoAttack], threat: Threat, *, precision: Precision
 ) -> dict[str, dict[str, Attack]]:
-    """The plain attacks of each by label; equal ones have equal labels, whichever ensemble they are part of. The names
-    of what confirms a fast search are for nothing else."""
+    """The single attacks of each, by label. Equal attacks have equal labels, whichever ensemble they are part of; the
+    labels of `CONFIRM` are reserved where it is used."""
     known: dict[str, Attack] = {} if precision == "default" else dict(CONFIRM)
     return {
         name: {_label(part, name, known): part for part in _plain(attack, threat)} for name, attack in chosen.items()
@@ -208,7 +208,7 @@ def _plain(attack: Attack | AutoAttack, threat: Threat) -> tuple[Attack, ...]:
 
 
 def _label(part: Attack, column: str, known: dict[str, Attack]) -> str:
-    """Its name, where that says what it is; other settings under the same name are told apart by their column."""
+    """The attack's name, if that identifies it; attacks with other settings are told apart by their column's name."""
     first = label = part.name if part.name == column or _is_usual(part) else f"{column}.{part.name}"
     number = 1
     while known.setdefault(label, part) != part:
@@ -218,7 +218,7 @@ def _label(part: Attack, column: str, known: dict[str, Attack]) -> str:
 
 
 def _is_usual(part: Attack) -> bool:
-    """Whether its name alone would build it."""
+    """Whether its name alone builds an equal attack."""
     try:
         return attack_named(part.name) == part
     except GeneralistError:

@@ -1,8 +1,7 @@
-"""Records of an evaluation: a line per (sample, threat, attack, round), kept as they come.
+"""Records of an evaluation: a line per (sample, threat, attack, round), written as results come in.
 
-`records-1-of-2.jsonl` holds the first of two shards. Its first line says what is evaluated; every batch adds its lines
-and is flushed, so that a process that is killed at any point loses the batch in flight and nothing else. A last line
-that was cut off is dropped.
+`records-1-of-2.jsonl` holds the first of two shards. Its first line says what is evaluated; the lines of every batch
+are flushed, so that a process that is killed only loses the batch in flight. An incomplete last line is dropped.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ from generalist.evaluation.verdicts import Bools, Ints, Verdicts
 _NAME = re.compile(r"records-(\d{1,6})-of-(\d{1,6})\.jsonl")
 
 SUMMARY = "summary.json"
-"""The file beside the records that tells what came of them."""
+"""The file beside the records with the results."""
 
 
 class Header(Options):
-    """The first line of a records file: all that a summary needs beside the records."""
+    """The first line of a records file: everything that a summary needs in addition to the records."""
 
     identity: dict[str, Any]
-    """What the verdicts depend on; records are joined and resumed only where it is equal."""
+    """What the verdicts depend on; records are joined and resumed only if it is equal."""
     subject: str
-    """Whose weights: `best`, `last`, a learner's name, a file's or a module's."""
+    """Whose weights they are: `best`, `last`, or the name of a learner, a file or a module."""
     split: str
     """The images, for example `digits-test`."""
     device: str
-    """What it was computed on."""
+    """The device it was computed on."""
     classes: list[str]
     """The classes' names; a label is a position in this list."""
     images: int = Field(ge=1, le=1_000_000_000)
     """The number of images in the set."""
     indices: list[int] | None
-    """The samples that were drawn of it; None where all are evaluated."""
+    """The samples that were drawn from it; None if all are evaluated."""
     columns: list[tuple[str, str, list[str]]]
     """Attack, threat and the keys of its steps, for each column of the table."""
     rounds: dict[str, Annotated[int, Field(ge=1, le=100_000)]]
     """The number of rounds of each step."""
     warnings: list[str]
-    """What was noticed about the model before the attacks."""
+    """Warnings about the model, from before the attacks."""
     notes: list[str] = Field(default_factory=list)
-    """What is not as usual: how the search went about it, which corruptions were left out."""
+    """Anything unusual: how the search was done, which corruptions were left out."""
     shard: int = Field(default=1, ge=1)
-    """Which part of the samples this file is about, from 1."""
+    """Which part of the samples this file is about, counted from 1."""
     shards: int = Field(default=1, ge=1)
-    """The number of parts. Part i has every n-th sample, from the i-th on."""
+    """The number of parts. Part i of n has every n-th sample, starting with the i-th."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -84,7 +83,7 @@ class Header(Options):
         return [Column(attack, threat, tuple(steps)) for attack, threat, steps in self.columns]
 
     def shared(self) -> dict[str, Any]:
-        """What all shards of one evaluation have in common; they may have run on different devices."""
+        """What all shards of an evaluation have in common; they may have run on different devices."""
         return self.model_dump(exclude={"shard", "device", "warnings", "notes"})
 
 
@@ -104,7 +103,7 @@ def shard_files(folder: Path) -> dict[tuple[int, int], Path]:
 
 
 def read_header(path: Path) -> Header | None:
-    """What a records file says of itself; None where it was cut off before it said so."""
+    """The header of a records file; None if the file was cut off within it."""
     with path.open("rb") as stream:
         line = stream.readline()
     if not line.endswith(b"\n"):
@@ -116,12 +115,12 @@ def read_header(path: Path) -> Header | None:
 
 
 def read_records(path: Path, verdicts: Verdicts) -> int:
-    """Fill `verdicts` with the lines of the file; the number of bytes that are whole."""
+    """Fill `verdicts` from the lines of the file; returns the number of bytes in complete lines."""
     return read_lines(path, lambda line: _add_line(line, verdicts))
 
 
 def read_lines(path: Path, add: Callable[[Any], None]) -> int:
-    """Give `add` every line after the first; the number of bytes that are whole."""
+    """Pass every line after the first to `add`; returns the number of bytes in complete lines."""
     with path.open("rb") as stream:
         whole = len(stream.readline())
         for number, line in enumerate(stream, 2):
@@ -130,7 +129,7 @@ def read_lines(path: Path, add: Callable[[Any], None]) -> int:
                     raise ValueError("it has no end")
                 add(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError, RunError) as error:
-                if stream.read(1):  # something follows: that is no tail that was cut off
+                if stream.read(1):  # something follows, so this is not just a last line that was cut off
                     raise RunError(f"line {number} of {path} is damaged ({error}): remove the file and go on") from None
                 break
             whole += len(line)
@@ -160,7 +159,7 @@ def _key(line: Any) -> str:
 
 
 def whole_number(value: Any) -> int:
-    """The value, where it is one that counts something."""
+    """The value, refused unless it is a whole number from 0."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
         raise TypeError(f"{value!r:.40} is no whole number")
     return value
@@ -191,7 +190,7 @@ class Recorder:
 
 
 def write_lines(stream: BinaryIO, path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Append them and flush, so that whoever is killed afterwards has lost none of them."""
+    """Append the lines and flush, so that a process killed afterwards has lost none of them."""
     data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
     with clear_write_errors(path):
         stream.write(data)
@@ -200,7 +199,7 @@ def write_lines(stream: BinaryIO, path: Path, lines: Iterable[dict[str, Any]]) -
 
 @contextmanager
 def open_locked(path: Path) -> Iterator[BinaryIO]:
-    """A file to append to, new or not, that no other process has open in this way."""
+    """A file to append to, new or existing, locked against other processes that open it like this."""
     with clear_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("ab")
@@ -212,7 +211,7 @@ def open_locked(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, resume: bool) -> Iterator[Recorder]:
-    """The recorder of the header's shard below `folder`, with `verdicts` filled from what is recorded already."""
+    """The recorder for the header's shard in `folder`; `verdicts` are filled from existing records."""
     if folder is None:
         yield Recorder(None, None)
         return
@@ -241,7 +240,7 @@ def _check_resume(path: Path, before: Header, header: Header, *, resume: bool) -
 
 
 def difference(one: Header, other: Header) -> str:
-    """In which fields two evaluations differ; those of the identity say it best."""
+    """The fields in which two evaluations differ, preferably those of the identity."""
     first, second = one.shared(), other.shared()
     names = sorted(one.identity.keys() | other.identity.keys())
     inner = [name for name in names if one.identity.get(name) != other.identity.get(name)]

@@ -1,10 +1,10 @@
 """The network on which attacks search: the model's own function in a faster form, or the model itself.
 
-A search may look at any network it likes: what it finds counts only where the user's own model gets that very image
-wrong. So BatchNorm is folded into the convolutions, in the model's own precision; for float32 on a GPU that is what its
-convolutions keep under PyTorch's flags, by default TensorFloat-32's eleven bits. `precision fast` searches in bfloat16.
-A faster form is taken only where it answers a few images as the model does; else, and where a model cannot be folded,
-the search asks the model itself, and the summary says why.
+A search may use any network, because what it finds counts only if the user's own model misclassifies that very image.
+So BatchNorm is folded into the convolutions, in the model's own precision; for float32 on a GPU that is the precision
+of its convolutions under PyTorch's flags, by default TensorFloat-32's eleven bits. `precision fast` searches in
+bfloat16. A faster form is used only if its outputs for a few images agree with the model's; otherwise, and if a model
+cannot be folded, the search uses the model itself, and the summary says why.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Searched:
 
     network: Classifier
     folded: bool
-    """Whether it is a form of its own: threads may then share it, as nothing about the user's model is touched."""
+    """Whether it is a folded copy, which threads may share because it does not touch the user's model."""
     row_by_row: bool = False
-    """Whether an image's answer does not depend on how many images are asked at once."""
+    """Whether an image's output does not depend on the number of images in the batch."""
     note: str | None = None
-    """Why it is the model itself, where that is not as it should be."""
+    """Why it is the model itself, if a folded copy was wanted."""
 
 
 def operations(searched: Searched, x: Tensor) -> float:
-    """Additions and multiplications of a forward pass for one image of the batch, in convolutions and matrix products.
+    """Additions and multiplications per image of a forward pass, in convolutions and matrix products.
 
-    Of a folded network: nobody knows what a user's model does that is watched while it answers.
+    Counted for folded networks only, 0 for others: watching a user's model while it runs could have any effect.
     """
     return searched.network.operations(x) / len(x) if isinstance(searched.network, FoldedNetwork) else 0.0
 
@@ -90,7 +90,7 @@ def _folded(model: nn.Module, dtype: torch.dtype, x: Tensor, *, compiled: bool) 
         return _channels_last(fold(model, dtype, compiled=compiled))
     try:
         return _channels_last(CpuNetwork(trace(model, dtype)))
-    except CannotFoldError:  # it is no chain of convolutions, but may still be folded
+    except CannotFoldError:  # not a chain of convolutions, but it may still be foldable
         return _channels_last(fold(model, dtype))
 
 

@@ -1,4 +1,4 @@
-"""What is known of every sample: its natural answer, and the rounds of each step that were run on it."""
+"""What is known about every sample: its natural prediction, and the results of each step's rounds on it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Verdicts:
 
     @property
     def answered(self) -> Bools:
-        """Whose natural answer is known."""
+        """The samples whose natural prediction is known."""
         return np.asarray(self.predicted >= 0)
 
     @property
@@ -58,14 +58,14 @@ class Verdicts:
         return np.asarray(self.answered & (self.predicted == self.label))
 
     def surviving(self, keys: Sequence[str]) -> Bools:
-        """Right as they are, and broken by none of these steps as far as they were run."""
+        """The samples that are classified correctly and that none of these steps has broken so far."""
         alive = self.right
         for key in keys:
             alive = alive & ~self.broken[key].any(0)
         return alive
 
     def needed(self, key: str, columns: Sequence[Column]) -> Bools:
-        """The samples for which some column wants this step: those that its steps before it did not break."""
+        """The samples for which any column needs this step: those that its earlier steps have not broken."""
         wanted = np.zeros(len(self.index), bool)
         for column in columns:
             if key in column.steps:
@@ -73,16 +73,16 @@ class Verdicts:
         return wanted
 
     def pending(self, key: str, wanted: Bools) -> Bools:
-        """[rounds, samples]: what is still to be run; a sample that one round broke needs no other."""
+        """The rounds that are still to be run, [rounds, samples]; a sample that one round broke needs no other."""
         return ~self.done[key] & (wanted & ~self.broken[key].any(0))
 
     def first_broken(self, key: str) -> Ints:
-        """The first round that broke each sample, -1 where none did."""
+        """The first round that broke each sample; -1 if none did."""
         broken = self.broken[key]
         return np.where(broken.any(0), broken.argmax(0), -1).astype(np.int64)
 
     def unfinished(self, columns: Sequence[Column]) -> int:
-        """How many samples still lack something."""
+        """How many samples are not finished."""
         lacking = ~self.answered
         for key in self.rounds:
             lacking |= self.pending(key, self.needed(key, columns)).any(0)
