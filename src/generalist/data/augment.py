@@ -20,7 +20,7 @@ from generalist.core.random import Key, integers
 
 COLORS = ("brightness", "contrast", "saturation")
 UNIT = 1024
-"""What a factor of 1 is among the drawn integers."""
+"""The integer that stands for a factor of 1."""
 
 
 class AugmentOptions(Options):
@@ -31,22 +31,22 @@ class AugmentOptions(Options):
     """Pixels of zero padding on each side before a random crop back to the image's size; 0 turns it off."""
 
     flip: bool = True
-    """Mirror left and right with probability 1/2. Turn it off where the side has a meaning, as in digits."""
+    """Mirror left and right with probability 1/2. Turn it off where left and right matter, as in digits."""
 
     cutout: int = Field(default=0, ge=0)
     """Side in pixels of a square of zeros at a random centre, cut off at the border; 0 turns it off. Not for streamed
     folders."""
 
     shift: int = Field(default=0, ge=0)
-    """Most rows and columns, taken together, that are cut off at random sides; what is left is put anywhere on black
-    (after CropShift: Li and Spratling, 2023). In place of `crop`, which must then be 0."""
+    """Largest number of rows and columns together that are cut off at random sides; the rest is placed at random on
+    black (after CropShift: Li and Spratling, 2023). Replaces `crop`, which must then be 0."""
 
     erase: Fraction = 0.0
-    """Probability of a rectangle of zeros within the image, each of its sides a random one of an eighth to five eighths
-    of the image's (after Zhong et al., 2020)."""
+    """Probability of a rectangle of zeros within the image, with random sides from an eighth to five eighths of the
+    image's (after Zhong et al., 2020)."""
 
     color: Fraction = 0.0
-    """Brightness, contrast and saturation change by factors between 1 - color and 1 + color, each drawn by itself."""
+    """Brightness, contrast and saturation change by factors between 1 - color and 1 + color, drawn independently."""
 
     scale: list[Number] = Field(default=[0.08, 1.0], min_length=2, max_length=2)
     """Smallest and largest share of the image's area that a random resized crop keeps (streamed folders only)."""
@@ -145,8 +145,8 @@ def _draw_rectangle(
 
 
 def apply(images: Tensor, drawn: dict[str, Tensor], options: AugmentOptions) -> Tensor:
-    """Images [B,C,H,W] of any dtype in the colours, after the crop and the flip, with the blank areas, that were drawn
-    for them; other colours make bytes of them."""
+    """Apply what was drawn to images [B,C,H,W] of any dtype: colours, crop and flip, blank areas. With `color` the
+    result is uint8."""
     images = recolor(images, drawn) if options.color else images
     images = crop_and_flip(images, drawn, padding=options.crop)
     images = cut_out(images, drawn, side=options.cutout) if options.cutout else images
@@ -154,7 +154,7 @@ def apply(images: Tensor, drawn: dict[str, Tensor], options: AugmentOptions) -> 
 
 
 def crop_and_flip(images: Tensor, drawn: dict[str, Tensor], *, padding: int) -> Tensor:
-    """The geometry alone: what a mask of the same [.., H, W] has to follow its sample."""
+    """Only the geometry, which masks of the same [.., H, W] have to follow as well."""
     height, width = images.shape[-2:]
     row = torch.arange(height, device=images.device)[None]
     column = torch.arange(width, device=images.device)
@@ -174,14 +174,14 @@ def crop_and_flip(images: Tensor, drawn: dict[str, Tensor], *, padding: int) -> 
 
 
 def cut_out(images: Tensor, drawn: dict[str, Tensor], *, side: int) -> Tensor:
-    """Images with each one's square of zeros."""
+    """The images, each with its square of zeros."""
     return _blank(images, drawn["cutout_top"], drawn["cutout_left"], rows=side, columns=side)
 
 
 def own_cutout(
     images: Tensor, index: Tensor, *, side: int, epoch: Key, seed: int, name: str
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Images with the square of zeros that the learner `name` has of its own, and where it lies."""
+    """The images with the learner's own square of zeros, and where that is."""
     height, width = images.shape[-2:]
     options = AugmentOptions(crop=0, flip=False, cutout=side)
     purpose = f"augment/{name}"
@@ -191,7 +191,7 @@ def own_cutout(
 
 
 def erase(images: Tensor, drawn: dict[str, Tensor]) -> Tensor:
-    """Images, each with its rectangle of zeros or none."""
+    """The images, each with its rectangle of zeros, if it has one."""
     rows, columns = drawn["erase_rows"][:, None], drawn["erase_columns"][:, None]
     return _blank(images, drawn["erase_top"], drawn["erase_left"], rows=rows, columns=columns)
 
@@ -205,7 +205,7 @@ def _blank(images: Tensor, top: Tensor, left: Tensor, *, rows: Tensor | int, col
 
 
 def recolor(images: Tensor, drawn: dict[str, Tensor]) -> Tensor:
-    """Bytes with each image's brightness, then contrast, then saturation; in integers, so that all devices agree."""
+    """Change each image's brightness, then contrast, then saturation; in integers, so that all devices agree."""
     if images.dtype != torch.uint8:
         images = (images * 255 + 0.5).to(torch.uint8)
     brightness, contrast, saturation = (drawn[name][:, None, None, None] for name in COLORS)
@@ -221,7 +221,7 @@ def _stretch(pixels: Tensor, around: Tensor | int, factor: Tensor) -> Tensor:
 
 
 def _grey(pixels: Tensor) -> Tensor:
-    """How bright colours look (ITU-R BT.601); of anything but three channels their mean."""
+    """The perceived brightness of colours (ITU-R BT.601); the mean for any other number of channels than three."""
     if pixels.shape[1] != 3:
         return pixels.sum(1, keepdim=True) // pixels.shape[1]
     red, green, blue = (pixels[:, channel, None] for channel in range(3))

@@ -24,7 +24,7 @@ from generalist.data.sets import DATASETS, Images, ImageSet, check_joins, from_a
 
 _SPECIAL = ["arrays", "folder"]
 NAMED = 5
-"""Corrupt files that a message names; environment.json has them all."""
+"""The number of corrupt files that a message names; environment.json lists all."""
 
 
 class ExtraOptions(Options):
@@ -56,37 +56,37 @@ class DataOptions(Options):
     torch Dataset of your own as `package.module:thing` (a Dataset, or a function of "train" or "test")."""
 
     root: str | None = None
-    """The directory with the data. Left out: the environment variable GENERALIST_DATA, else ~/.cache/generalist.
-    A folder data set needs it: the directory that has `train/`."""
+    """The directory with the data. Default: the environment variable GENERALIST_DATA, else ~/.cache/generalist. A
+    folder data set needs it: the directory that has `train/`."""
 
     augmentation: AugmentOptions = AugmentOptions()
     """Random changes of training images; validation and test images are never changed."""
 
     extra: ExtraOptions | None = None
-    """Further images mixed into each training batch; left out, there are none."""
+    """Further images mixed into each training batch; none by default."""
 
     resolution: int | None = Field(default=None, ge=1, le=4096)
-    """Height and width in pixels to which a folder's images are brought; left out, 224. Folders only."""
+    """Height and width in pixels to which a folder's images are resized; default: 224. Folders only."""
 
     center_crop: Number = Field(default=0.875, gt=0, le=1)
     """Share of the shorter side that the centre crop of evaluation keeps (224 of 256 by default). Folders only."""
 
     workers: int | None = Field(default=None, ge=1, le=256)
-    """Threads or processes that decode a folder; left out, one for each core that the job's processes on this machine
-    have each, at most 16. Folders only."""
+    """Threads or processes that decode a folder; default: one for each core that each of the job's processes on this
+    machine has, at most 16. Folders only."""
 
     decoder: Literal["threads", "processes"] = "threads"
-    """What decodes a folder's images. Threads start at once and copy nothing; processes pay where thousands of images
-    a second are needed and the threads' shared lock is the limit. Folders only."""
+    """What decodes a folder's images. Threads start at once and copy nothing; processes pay off where thousands of
+    images per second are needed and the threads' shared lock is the limit. Folders only."""
 
     corrupt: Literal["refuse", "skip"] = "refuse"
-    """What to do with a folder's files that are no whole images (truncated, empty, not an image, too large). `refuse`:
-    stop with the file's name when one is met. `skip`: read every file once before training, leave those out, and say
-    which; a cache below the data directory remembers it until a file changes. Folders only."""
+    """What to do with a folder's files that are not intact images (truncated, empty, not an image, too large).
+    `refuse`: stop with the file's name when one is met. `skip`: read every file once before training, leave such files
+    out, and say which; a cache below the data directory remembers them until a file changes. Folders only."""
 
     resident: Literal["auto"] | bool = "auto"
-    """Whether all images lie in memory. `auto` streams folders and keeps everything else; `true` decodes a folder
-    once, after which crop, flip and cutout apply to it in place of random resized crops."""
+    """Whether all images are held in memory. `auto` streams folders and holds everything else; `true` decodes a folder
+    once, after which crop, flip and cutout apply to it instead of random resized crops."""
 
     @field_validator("name")
     @classmethod
@@ -120,7 +120,7 @@ class DataOptions(Options):
 
     @property
     def known_as(self) -> str:
-        """What to call the set: its name, or of images in folders their directory's, as in /data/imagenet."""
+        """What to call the set: its name, or for a folder that of its directory, as in /data/imagenet."""
         return Path(self.root).name.lower() if self.name == "folder" and self.root is not None else self.name
 
 
@@ -130,14 +130,14 @@ class Splits:
 
     train: Images
     test: Images | None
-    """None where the data set has no test split."""
+    """None if the data set has no test split."""
     extra: ImageSet | None = None
     """Further training images; they are numbered after those of `train` (see `sets.join`)."""
     skipped: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By split, the files that were left out because they cannot be read, each with the reason."""
+    """For each split, the files that were left out because they cannot be read, with the reason."""
 
     def notes(self) -> list[str]:
-        """A line on each split that lacks files."""
+        """A line about each split from which files were left out."""
         return [
             f"{split}: {len(files)} corrupt image(s) left out: {'; '.join(files[:NAMED])}"
             + (f"; and {len(files) - NAMED} more" if len(files) > NAMED else "")
@@ -147,7 +147,7 @@ class Splits:
 
 
 def load_splits(options: DataOptions, *, trust_code: bool = False, arrays: Any = None) -> Splits:
-    """Read what `options` name. `arrays` goes with `name: arrays`: (images, labels), or a mapping from "train" and
+    """Load the data of `options`. `arrays` belongs to `name: arrays`: (images, labels), or a mapping from "train" and
     "test" to such pairs or to image sets."""
     if options.name == "folder":
         if arrays is not None:

@@ -1,4 +1,4 @@
-"""Labelled images: what every data set is once it is loaded, and a batch of it."""
+"""Labelled images: the form of every data set once it is loaded, and of its batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from generalist.core.registry import Registry
 from generalist.data.augment import AugmentOptions, apply, draw
 
 AHEAD = 2
-"""Batches of a streamed set that are made while one is used: while one is copied, the other keeps the decoder busy."""
+"""Batches of a streamed set that are prepared ahead: while one is copied, the other keeps the decoder busy."""
 MAX_CLASSES = 100_000
-"""A label beyond this is a mistake; believing it would allocate a classifier of that size."""
+"""A larger label is a mistake, and would make a classifier of that size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class Batch:
     index: Tensor
     """Each sample's index in its set: the key of all randomness about it."""
     augmentation: dict[str, Tensor] = field(default_factory=dict)
-    """What was drawn for each sample (top, left, flip, ...); empty where nothing was changed."""
+    """What was drawn for each sample (top, left, flip, ...); empty if nothing was changed."""
 
 
 class Images(Protocol):
-    """What training and evaluation ask of a data set, resident or streamed."""
+    """What training and evaluation need from a data set, resident or streamed."""
 
     @property
     def name(self) -> str: ...
@@ -61,7 +61,7 @@ class Images(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images that lie in the device's memory, whole. `from_arrays` makes one and checks it."""
+    """Images that are held in the device's memory as a whole. `from_arrays` makes one and checks it."""
 
     images: Tensor
     """uint8, or float32 in [0,1], of shape [N,C,H,W]."""
@@ -71,7 +71,7 @@ class ImageSet:
     """The classes' names; a label is a position in this list."""
     name: str
     named: bool = True
-    """Whether `classes` are all there are. False where they were inferred from the labels, which may lack some."""
+    """Whether `classes` were given. False if they were inferred from the labels, which may lack some."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -98,7 +98,7 @@ class ImageSet:
         return digest.hexdigest()
 
     def batch(self, index: Tensor) -> Batch:
-        """The images as they are."""
+        """The images without augmentation."""
         index = index.to(self.images.device)
         return Batch(x=to_unit(self.images[index]), y=self.labels[index], index=index)
 
@@ -131,7 +131,7 @@ def to_unit(images: Tensor) -> Tensor:
 def iterate(
     images: Images, batches: Sequence[Tensor], *, epoch: Key = 0, seed: int = 0, options: AugmentOptions | None = None
 ) -> Iterator[Batch]:
-    """Each batch in turn, augmented where options are given; a streamed set decodes the next ones meanwhile."""
+    """Each batch in turn, augmented if options are given; a streamed set decodes the next ones at the same time."""
 
     def load(index: Tensor) -> Batch:
         if options is None:
@@ -152,12 +152,12 @@ def iterate(
                     ahead.append(workers.submit(load, batches[following]))
                 yield current
         finally:
-            for waiting in ahead:  # whoever stops early does not wait for images that nobody wants
+            for waiting in ahead:  # a caller that stops early does not wait for images that it no longer needs
                 waiting.cancel()
 
 
 def check_joins(first: Images, second: Images, *, of: str = "") -> None:
-    """Refuse a second set whose images or classes do not go with the first's."""
+    """Refuse a second set whose images or classes do not match the first's."""
     name = f"{of}{second.name}"
     if first.shape != second.shape:
         raise DataError(f"{name} has images of {second.shape}, but {first.name} of {first.shape}: resize them")
@@ -192,8 +192,8 @@ def from_arrays(
 ) -> ImageSet:
     """An image set of numpy arrays or torch tensors: uint8 in 0..255, or floats in [0,1].
 
-    Images are [N,H,W] (grey), [N,C,H,W] or [N,H,W,C]. The channels are the one of axis 1 and the last axis that
-    has size 1 or 3; where both or neither have, say which with `layout`.
+    Images are [N,H,W] (grey), [N,C,H,W] or [N,H,W,C]. The channel axis is axis 1 or the last one, whichever has size 1
+    or 3; if both or neither do, set `layout`.
     """
     pixels = _pixels(as_array(images, "images", name), name=name, layout=layout)
     targets = _targets(as_array(labels, "labels", name), count=len(pixels), name=name)
