@@ -1,4 +1,4 @@
-"""Grad-CAM for any network: where it looks when it names a class."""
+"""Grad-CAM for any network: where it looks when it predicts a class."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from generalist.tensors.modes import frozen
 def gradcam(model: nn.Module, images: Tensor, target: int | Tensor | None = None, layer: str | None = None) -> Tensor:
     """The evidence for a class at every pixel, >= 0, [B, H, W], of images [B, C, H, W] in [0, 1].
 
-    `target` is a class for all images or one for each, [B]; left out, the class that the model names. `layer` is the
-    name of a module whose output is a feature map, as in `model.named_modules()`; left out, the last feature map before
-    pooling. The model is given back as it was.
+    `target` is a class for all images or one for each, [B]; by default the predicted class. `layer` is the name of a
+    module whose output is a feature map, as in `model.named_modules()`; by default the last one before pooling. The
+    model is left unchanged.
     """
     _check_images(images)
     like = next(model.parameters(), images)

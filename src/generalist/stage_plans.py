@@ -1,4 +1,4 @@
-"""What the runs of a recipe with stages start from, checked before the first of them trains."""
+"""Where the runs of a recipe with stages get their weights, checked before the first of them trains."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from generalist.recipe import FRESH, Recipe, StageOptions, stage_recipe
 from generalist.training.artefacts import artefact_file, branch_files, split_subject
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of a network's tensors, by name."""
+"""The shapes of a network's tensors, by name."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One training run: a recipe's only one, or one of its stages."""
+    """One training run: the recipe's only one, or one of its stages."""
 
     recipe: Recipe
     directory: RunDirectory
     source: str | dict[str, str] | None = None
-    """`RUN[@EPOCH][#SUBJECT]` that its weights come from, or one such source a learner; None: fresh ones."""
+    """The source of its weights, `RUN[@EPOCH][#SUBJECT]`, or one for each learner; None: fresh weights."""
     earlier: dict[str, Plan] = field(default_factory=dict)
     """The stages before this one, by name."""
 
@@ -33,7 +33,7 @@ class Plan:
         return any(self.stage_of(text) is not None for text in self._starts())
 
     def sources(self) -> list[str]:
-        """All that it reads of other runs: weights to start from, and what its objectives will ask for."""
+        """Everything that it reads from other runs: weights to start from, and those that its objectives ask for."""
         return [*self._starts(), *(text for learner in self.recipe.learners for text in learner.sources())]
 
     def source_files(self) -> dict[str, Path]:
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan_runs(recipe: Recipe, run: RunDirectory, *, start: str | None, trust_code: bool) -> list[Plan]:
-    """The recipe's runs, in order; `start` is where the first one's weights come from."""
+    """The recipe's runs, in order; `start` is the source of the first one's weights."""
     if not recipe.stages:
         return [Plan(recipe, run, start)]
     first = recipe.stages[0]
@@ -94,9 +94,9 @@ def _check_learners(stage: StageOptions, recipe: Recipe) -> None:
 
 
 def _check_left(stage: StageOptions, plan: Plan, text: str) -> None:
-    """Refuse a source that names an earlier stage, but nothing that this will leave.
+    """Refuse a source in an earlier stage that this stage will not leave behind.
 
-    When its turn came it would be too late: a run keeps its recipe, so the earlier stages would be lost with it.
+    Found out only when its turn comes, the earlier stages would be lost, because a run cannot change its recipe.
     """
     name = plan.stage_of(text)
     if name is None:
@@ -120,7 +120,7 @@ def _check_left(stage: StageOptions, plan: Plan, text: str) -> None:
 
 
 def check_shapes(whole: Recipe, plans: Sequence[Plan], shapes: Sequence[Shapes]) -> None:
-    """Refuse a stage that could not take what an earlier one will leave, before that one trains."""
+    """Refuse a stage whose network differs from that of an earlier stage it reads from, before that one trains."""
     known = {stage.name: own for stage, own in zip(whole.stages, shapes, strict=False)}
     for i, plan in enumerate(plans):
         for text in plan.sources():

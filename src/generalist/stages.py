@@ -1,7 +1,7 @@
 """From a recipe to its runs on disk: one run, or one for each stage, in order.
 
-Every run is built (data, networks, weights to start from) before anything is written, so that a mistake leaves nothing
-behind. What is written first says what the directory is: environment.json, recipe.yaml, then checkpoints.
+Every run is built (data, networks, starting weights) before anything is written, so that a mistake leaves nothing
+behind. The files that identify a directory are written first: environment.json, recipe.yaml, then checkpoints.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from generalist.training.loop import Listener, Trainer
 from generalist.training.signals import StopRequest, stop_requests
 
 RUNS = Path("runs")
-"""Where runs go that nothing is said of."""
+"""Where runs go by default."""
 
 HOW = [
     *("name", "source", "data.root", "data.workers", "data.decoder", "validation.batch_size"),
     *("train.engine", "train.compile", "train.parallel", "train.checkpoint_epochs", "train.checkpoint_minutes"),
 ]
-"""Fields that say how the work is done, or what it is called, and not what is done: a resumed run may change them."""
+"""Fields that change how the work is done, or its name, but not the result: a resumed run may change them."""
 
 
 def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust_code: bool = False) -> RunDirectory:
-    """Where a run goes: a new directory, or one that holds this very run where it is resumed."""
+    """Where a run goes: a new directory, or if it is resumed the one that holds it."""
     if out is None and not resume:
         return RunDirectory(next_free(RUNS, folder_of(recipe)))
     run = RunDirectory(Path(out)) if out is not None else _only_run(folder_of(recipe))
@@ -56,13 +56,13 @@ def run_directory(recipe: Recipe, out: str | Path | None, *, resume: bool, trust
 
 
 def folder_of(recipe: Recipe) -> str:
-    """The name of the folder that its first run gets below runs/ if nothing else is said."""
-    # A recipe's name is anybody's text: only what can be one plain folder's name becomes a part of the path.
+    """The default name of the folder below runs/ for its first run."""
+    # A recipe's name can be any text: only characters that are safe in the name of one folder are kept.
     return re.sub(r"[^A-Za-z0-9._-]+", "-", recipe.name).strip(".-") or "run"
 
 
 def _only_run(folder: str) -> RunDirectory:
-    """The one run below runs/ that a recipe's folder, or that with a number, can be; of several the unfinished one."""
+    """The only run below runs/ with this folder's name, or with a number behind it; of several, the unfinished one."""
     named = [RunDirectory(path) for path in sorted(RUNS.glob(f"{folder}*"))]
     found = [run for run in named if run.exists() and re.fullmatch(r"(-\d+)?", run.path.name[len(folder) :])]
     unfinished = [run for run in found if not run.last.is_file()]
@@ -74,7 +74,7 @@ def _only_run(folder: str) -> RunDirectory:
 
 
 def check_ranks(recipe: Recipe, start: str | None, group: Group) -> None:
-    """Refuse a job whose processes were not all given the same: an older file on one node is enough."""
+    """Refuse a job whose processes were given different things, such as an older file on one node."""
     fields = {f"the recipe's {name}": value for name, value in _plain(recipe).items() if name not in ("name", "source")}
     versions = {"the version of generalist": __version__, "the version of PyTorch": str(torch.__version__)}
     group.check_alike({**versions, "--from": start, **fields})
@@ -83,9 +83,9 @@ def check_ranks(recipe: Recipe, start: str | None, group: Group) -> None:
 def shared_directory(
     recipe: Recipe, out: str | Path | None, *, resume: bool, group: Group, trust_code: bool = False
 ) -> tuple[RunDirectory, bool]:
-    """(where the run of all ranks goes, whether it is resumed), as rank 0 finds it.
+    """(where the run of all ranks goes, whether it is resumed), as decided by rank 0.
 
-    A job that torchrun may start anew, after a rank was lost, begins its run or goes on with it, whichever it can.
+    A job that torchrun may restart after losing a rank begins its run, or continues it if there already is one.
     """
     if out is None and ranks.restartable():
         raise RunError("torchrun may start this job anew: name the run with --out RUN, where it then goes on")
@@ -104,9 +104,9 @@ def _check_free(run: RunDirectory) -> None:
 
 
 def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -> None:
-    """A resumed run follows its own recipe to the letter, but for how its work is done: by which engine, how many."""
+    """A resumed run must have the same recipe, except for the fields in `HOW`."""
     now, before = _plain(recipe), parse_yaml(run.recipe.read_text(errors="replace"), str(run.recipe))
-    with suppress(RecipeError):  # options that are newer than the run have their defaults there, too
+    with suppress(RecipeError):  # fills in the defaults of options that are newer than the run
         before = _plain(parse(before, trust_code=trust_code))
     for raw in (now, before):
         for field in HOW:
@@ -120,7 +120,7 @@ def _check_same_recipe(recipe: Recipe, run: RunDirectory, *, trust_code: bool) -
 
 
 def _first_change(one: Any, other: Any) -> str:
-    """The path of the first field in which two plain recipes differ; empty: in none."""
+    """The path of the first field in which two plain recipes differ; empty if there is none."""
     if isinstance(one, dict) and isinstance(other, dict):
         pairs = [(name, one.get(name), other.get(name)) for name in {**one, **other}]
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
@@ -156,7 +156,7 @@ def train_runs(
     group: Group,
     trackers: Sequence[Tracker] = (),
 ) -> None:
-    """Check everything, then train each run of the recipe, under one lock and one answer to signals."""
+    """Check everything, then train each run of the recipe, under one lock and with one handler of signals."""
     if resume:
         recorded: str | None = group.from_first(_recorded_source(whole, run) if group.first else None)
         if start is not None and start != recorded:
@@ -174,13 +174,13 @@ def train_runs(
 
     ready: _Built | None = build(plans[0])
     shapes = [_shapes(ready)]
-    for plan in plans[1:]:  # for complaints only: the learners of all need not lie in memory together
+    for plan in plans[1:]:  # only for their complaints, so that not all learners are in memory together
         shapes.append(_shapes(build(plan, Listener())))
     check_shapes(whole, plans, shapes)
     tracking = Tracking(trackers, listener.say)
     with run.lock() if group.first else nullcontext(), stop_requests(patient=group.world > 1) as request:
         if not resume and group.first:
-            _check_free(run)  # again, now that nobody else can come in between
+            _check_free(run)  # again, now that no other process can interfere
         for i, plan in enumerate(plans):
             stage, ready = ready or build(plan), None
             _train_stage(whole, run, plan, stage, resume=resume, device=device, request=request, tracking=tracking)
@@ -193,7 +193,7 @@ def train_runs(
 
 
 def _check_start_epoch(plan: Plan) -> None:
-    """Refuse to begin in the middle of the schedules with weights that nothing has trained."""
+    """Refuse to begin in the middle of the schedules with untrained weights."""
     if plan.recipe.train.start_epoch and plan.source is None:
         raise RecipeError(
             "train.start_epoch",
@@ -228,7 +228,7 @@ def _build(
         )
         _check_images(splits, trainer)
         started = group.from_first(checkpoints.exist(plan.directory))
-        if not started:  # whoever has a checkpoint needs its sources no more
+        if not started:  # a run that has a checkpoint no longer needs its sources
             for text in plan.sources():
                 if plan.stage_of(text) is None:
                     trainer.check_source(artefact_file(text, GLOBAL))
@@ -238,7 +238,7 @@ def _build(
 
 
 def _check_images(splits: Splits, trainer: Trainer) -> None:
-    """Refuse a job whose nodes have different copies of what is trained and validated on."""
+    """Refuse a job whose nodes have different copies of the training or validation images."""
     if trainer.group.world > 1:
         tested = splits.test if trainer.job.validation.split == "test" else None
         checksums = [trainer.data, trainer.extra, tested.checksum() if tested is not None else None]
@@ -260,7 +260,7 @@ def _train_stage(
     for note in built.splits.notes():
         trainer.listener.say(f"warning: {note}")
     with switches(recipe.train, device):
-        resumed = resume and trainer.resume()  # first of all: a run that is refused stays as it was
+        resumed = resume and trainer.resume()  # first, so that a run that is refused stays unchanged
         epochs = recipe.train.epochs
         finished = resumed and trainer.step == epochs * trainer.steps_per_epoch
         if trainer.group.first:
@@ -281,11 +281,11 @@ def _train_stage(
                     trainer.check_source(artefact_file(plan.locate(text), GLOBAL))
             if plan.waits:
                 trainer.start_from(plan.source_files())
-            # Weights that another node has drawn or read may differ, if only in their rounding: rank 0's are taken.
+            # Weights that another node has drawn or read may differ in their rounding: all take those of rank 0.
             trainer.parallel.as_first(trainer.live_tensors().values())
             trainer.global_learner.restored()
-            # Before there is anything to lose: whoever resumes needs the source no more, and a run that has results
-            # but no checkpoint is known to have lost it.
+            # The first checkpoint comes before any result. Resuming no longer needs the sources after that, and a run
+            # with results but without a checkpoint must have lost it.
             trainer.checkpoint()
         with tracking.following(recipe, trainer):
             trainer.run(request)
@@ -296,8 +296,8 @@ def _train_stage(
 def _record_environment(
     run: RunDirectory, now: dict[str, Any], source: str | dict[str, str] | None, *, resume: bool
 ) -> None:
-    """What the run began on, where its weights came from, and each environment in which it was resumed."""
-    before = run.read_environment() if resume else None  # else it is of a start that was killed before its recipe
+    """Write the environment that the run started in, the source of its weights, and the environment of each resume."""
+    before = run.read_environment() if resume else None  # a new run may find that of one that was killed at its start
     if before is None:
         write_json(run.environment, {**now, "from": source})
     else:
@@ -305,7 +305,7 @@ def _record_environment(
 
 
 def _recorded_source(whole: Recipe, run: RunDirectory) -> str | None:
-    """Where a run that is resumed was branched from: needed where it was killed before its first checkpoint."""
+    """Where a resumed run was branched from, which it needs if it was killed before its first checkpoint."""
     first = run.stage(whole.stages[0].name) if len(whole.stages) > 1 else run
     environment = first.read_environment() or {}
     source = environment.get("from")

@@ -19,13 +19,13 @@ from generalist.tensors.flat import Flat
 from generalist.training.artefacts import files_of, load_weights
 
 GLOBALS = ("best", "last")
-"""What `which` may name of the global learner beside those of snapshots."""
+"""Names that `which` may have for the global learner, besides the subjects of snapshots."""
 MAX_SIDE = 4096
-"""More channels or pixels a side than any network here is made for: a weights file that says so is damaged."""
+"""More channels or pixels per side than any network here is made for: a weights file that claims more is damaged."""
 
 
 def weights_file(path: Path, which: str = "best") -> Path:
-    """The file with the weights: of a run those that `which` names, of an exported folder its only ones, or `path`."""
+    """The file with the weights: those named by `which` in a run, the only ones in an exported folder, or `path`."""
     if not path.is_dir():
         return path
     run = RunDirectory(path)
@@ -52,7 +52,7 @@ def _kept(run: RunDirectory, epoch: str) -> list[str]:
 
 
 def run_of(path: Path) -> RunDirectory | None:
-    """The run that a directory is or that a weights file lies in; an exported folder and other files have none."""
+    """The run at `path`, or the one that a weights file lies in; None for an exported folder and other files."""
     if not path.exists():
         raise RunError(f"there is no run and no weights file {path}")
     if path.is_dir():
@@ -79,7 +79,7 @@ def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path
 
 
 def checksum_of(run: Path, which: str, *, trust_code: bool) -> str | None:
-    """That of the weights which an evaluation of them keeps; None where there are none, or they cannot be read."""
+    """The checksum of a run's weights, as evaluations record it; None if there are none or they cannot be read."""
     try:
         file = weights_file(run, which)
         return weights_checksum(network_of(*load_weights(file), file, trust_code=trust_code))
