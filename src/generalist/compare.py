@@ -1,6 +1,6 @@
-"""Runs side by side, and beside the figures that the papers print.
+"""Runs side by side, and next to the figures that the papers print.
 
-A run's figures are those of its evaluations (RUN/evaluation/*/summary.json, and corruptions.json beside it).
+A run's figures come from its evaluations (RUN/evaluation/*/summary.json, and corruptions.json beside it).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from generalist.weights import checksum_of
 
 AUTOATTACK = "aa"
 _BEHIND_RUN = re.compile(r"(?:@\d{1,9})?(?:#[^#/]*)?$")
-"""Of `RUN[@EPOCH][#SUBJECT]` what stands behind the run."""
+"""The part of `RUN[@EPOCH][#SUBJECT]` behind the run."""
 
 
 class Target(NamedTuple):
-    """What an evaluation is of. Figures of other weights or images are not figures of the same thing."""
+    """What was evaluated: figures of other weights or on other images are not of the same thing."""
 
     subject: str
     split: str
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each run: the last part of its path, or as many more as tell it from the others."""
+    """A name for each run: the last part of its path, or as many parts as it takes to tell all runs apart."""
     whole = [path.resolve() for path in paths]
     if len(set(whole)) < len(whole):
         twice = next(path for i, path in enumerate(paths) if whole[i] in whole[:i])
@@ -74,9 +74,9 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> list[Row]:
     """One row for each network of a run that was evaluated (best, last, a learner) and each set of images.
 
-    Those on the run's own data set come first. Where weights changed between two evaluations, as after further
-    training, each has its row, and one of weights that the run no longer has says so. `name` is what the run is called,
-    by default the last part of its path.
+    Those on the run's own data set come first. If weights changed between two evaluations, as after further training,
+    each has its own row, and one for weights that the run no longer has says so. `name` is what the run is called, by
+    default the last part of its path.
     """
     name = run.resolve().name if name is None else name
     directory = RunDirectory(run).require()
@@ -109,7 +109,8 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
 
 
 def _origin(directory: RunDirectory, recipe: Recipe) -> str:
-    """How it began: fresh, or where in another run: seeds may branch off runs of their own, at the same place."""
+    """How it began: fresh, or from which epoch and network of another run. Which run does not matter, as every seed may
+    branch from one of its own."""
     first = directory.stage(recipe.stages[0].name) if len(recipe.stages) > 1 else directory
     source = (first.read_environment() or {}).get("from")
     sources = source if isinstance(source, dict) else {"": source}
@@ -137,13 +138,13 @@ def _apart(what: Target, own: bool, others: Iterable[Target], current: str | Non
 
 
 def named(run: str, apart: str) -> str:
-    """A row's name from that of its run."""
+    """A row's name, made from that of its run."""
     return f"{run} ({apart})" if apart else run
 
 
 def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
-    """More images say more; of two equally large evaluations the stronger attack counts. Unions are over threats, and
-    those over other threats are other figures; a worst case under AutoAttack comes before one under weaker attacks."""
+    """The figures of several evaluations. The one on more images counts, and of two on equally many, the lower one.
+    Unions over different threats are different figures, and a worst case under AutoAttack counts before others."""
     cells: dict[tuple[str, str], Cell] = {}
     ranks: dict[tuple[str, str], tuple[bool, int, float]] = {}
     for path, summary in summaries:
@@ -158,7 +159,7 @@ def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What the file says, if it is a summary."""
+    """The contents of the file, refused if it is no summary."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RunError(f"{path} is too large to be a summary; evaluate again")
@@ -171,7 +172,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
-    """Its figures: natural, `attack/threat` as they were asked for, and the unions."""
+    """The figures of a summary: natural, `attack/threat` as they were asked for, and the unions."""
     names = _together(summary)
     found = {names.get(str(name), str(name)): _cell(entry, path) for name, entry in summary["accuracy"].items()}
     cells = {name: found[name] for name in ranked(found)}
@@ -180,7 +181,7 @@ def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
     if "union_worst_case" in summary:
         cells[UNION_WORST] = replace(_cell(summary["union_worst_case"], path), of=of)
     mean = summary.get("mean_over_threats")
-    # The papers' union is made of AutoAttack alone: a mean of anything else has another name, or none.
+    # The papers' union is a mean under AutoAttack; other means are no such figure.
     if isinstance(mean, dict) and mean.get("of") == AUTOATTACK and isinstance(mean.get("value"), int | float):
         samples = cells[NATURAL].samples if NATURAL in cells else None
         cells[UNION_MEAN] = Cell(_share(mean["value"], path), samples=samples, of=of)
@@ -188,7 +189,7 @@ def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
 
 
 def _together(summary: dict[str, Any]) -> dict[str, str]:
-    """What a cascade's columns are figures of: `aa/linf` and behind it `aa + pgd-20/linf`, not of pgd-20 alone."""
+    """The names of a cascade's columns by all attacks so far: behind `aa/linf`, pgd-20 becomes `aa + pgd-20/linf`."""
     known = summary.get("identity")
     columns = known.get("columns") if isinstance(known, dict) and known.get("mode") == "cascade" else None
     so_far: dict[str, list[str]] = {}
@@ -220,15 +221,15 @@ def _share(value: float, path: Path) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows in the order in which they are shown, and the columns that any of ours has."""
+    """Rows in the order in which they are shown, and the columns that any of our rows has."""
 
     rows: list[Row]
     columns: list[str]
     lacking: list[str] = field(default_factory=list)
-    """What the papers, where they were asked for, do not have, one line each."""
+    """If the papers were asked for, what they lack, one line each."""
 
     def footnotes(self) -> list[str]:
-        """What is to be said of the marked figures, in the order of `marks`."""
+        """Remarks on the marked figures, in the order of `marks`."""
         return [
             f"{row.source}, {row.method}, {column}: {cell.flag}; {cell.note}" for row, column, cell in self._marked()
         ]
@@ -239,7 +240,7 @@ class Comparison:
         return {(positions[id(row)], column): i for i, (row, column, _) in enumerate(self._marked(), 1)}
 
     def remarks(self) -> list[str]:
-        """What is to be said of the figures as a whole, and where there is more."""
+        """Remarks on the figures as a whole, and where to find more."""
         ours = [
             cell for row in self.rows for cell in row.cells.values() if cell.low is not None and cell.high is not None
         ]
@@ -256,7 +257,7 @@ class Comparison:
         return [*said, *self.lacking]
 
     def cautions(self) -> list[str]:
-        """What has to go wherever the figures go: why some do not stand beside others, and what a deviation is."""
+        """Remarks that belong to the figures wherever they are shown: which cannot be compared, what a deviation is."""
         said = []
         for column in self.columns:
             having = [row for row in self.rows if row.source == OURS and column in row.cells]
@@ -274,7 +275,7 @@ class Comparison:
         return said
 
     def _about_training(self) -> list[str]:
-        """What keeps rows from being compared, however alike their evaluations are."""
+        """Differences in training that keep rows from being compared, even if they were evaluated alike."""
         said, known = [], [row for row in self.rows if row.source == OURS]
         if len({row.dataset for row in known}) > 1:
             said.append("the data sets differ: figures on one say nothing about those on another")
@@ -301,14 +302,14 @@ class Comparison:
 
 
 def side_by_side(rows: Sequence[Row]) -> Comparison:
-    """These rows, with a column for whatever any of ours has; unions over other threats are columns of their own."""
+    """These rows, with the columns that any of ours has; unions over different threats are different columns."""
     apart = unions_apart(rows)
     return Comparison(apart, ranked(column for row in apart if row.source == OURS for column in row.cells))
 
 
 def ranked(columns: Iterable[str]) -> list[str]:
-    """Natural first, then threats by norm, AutoAttack last of each, then unions and corruptions: files keep them by the
-    alphabet."""
+    """The columns, which files keep in alphabetical order, sorted: natural first, then threats by norm, with AutoAttack
+    last in each, then unions and corruptions."""
     return sorted(dict.fromkeys(columns), key=_rank)
 
 
@@ -328,8 +329,8 @@ def _rank(column: str) -> tuple[int, str, int, str]:
 def compare(
     runs: Sequence[str | Path], *, paper: bool = False, seeds: bool = False, trust_code: bool = False
 ) -> Comparison:
-    """The evaluated networks of these runs; with `paper`, each followed by the papers' rows for the same thing. With
-    `seeds`, runs that differ in the seed alone are one row of means."""
+    """The evaluated networks of these runs; with `paper`, followed by the papers' rows for the same set-up. With
+    `seeds`, runs that differ only in the seed are merged into one row of means."""
     if not runs:
         raise GeneralistError("name at least one run to compare")
     paths = [Path(run) for run in runs]
@@ -341,14 +342,14 @@ def compare(
     for i, row in enumerate(ours):
         rows.append(row)
         if paper and row.setup not in [later.setup for later in ours[i + 1 :]]:
-            # once, behind the last of several runs of the same thing
+            # once, behind the last of several runs with the same set-up
             rows += published(other for other in ours if other.setup == row.setup)
     found = side_by_side(rows)
     return replace(found, lacking=_lacking(ours)) if paper else found
 
 
 def _lacking(ours: Sequence[Row]) -> list[str]:
-    """What cannot stand beside the papers."""
+    """What the papers have no comparable figures for."""
     said = []
     shown = published(ours)
     setups = dict.fromkeys(row.setup for row in ours)
@@ -366,6 +367,6 @@ def _lacking(ours: Sequence[Row]) -> list[str]:
 
 
 def _as_official(row: Row) -> Row:
-    """The row as if its corruptions were the official ones: what the papers would have beside it."""
+    """The row as if its corruptions were the official ones, to find the papers' rows that it would then match."""
     generated = [column for column in row.cells if column in SHIFT_MEANS and column.startswith(GENERATED)]
     return replace(row, cells={column.replace(GENERATED, OFFICIAL, 1): row.cells[column] for column in generated})

@@ -12,7 +12,7 @@ OURS = "ours"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 OFFICIAL, GENERATED = "official", "generated"
-"""Whose corrupted images: the benchmark's files, or made by this library. Figures on the two cannot be compared."""
+"""Where corrupted images are from: the benchmark's files, or this library. Figures on the two cannot be compared."""
 CORRUPTIONS, SEQUENCES = "corruptions", "sequences"
 LEVEL5, LEVELS, SEQUENCES_MEAN = f"{CORRUPTIONS}/level 5", f"{CORRUPTIONS}/levels 1-5", f"{SEQUENCES}/mean"
 """Means over the benchmark's 15 common corruptions at severity 5 and at all severities, and over its ten sequences."""
@@ -24,21 +24,21 @@ MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: an accuracy in [0, 1], and what is to be said of it."""
+    """One figure: an accuracy in [0, 1], with remarks."""
 
     value: float
     low: float | None = None
     high: float | None = None
     samples: int | None = None
     flag: str = ""
-    """`impossible`, `disagrees` or `outlier`, for a printed figure that is one."""
+    """`impossible`, `disagrees` or `outlier`, if a printed figure is one."""
     note: str = ""
     of: str = ""
-    """The threats of a union, by commas; empty where they are not known."""
+    """The threats of a union, separated by commas; empty if they are not known."""
     deviation: float | None = None
-    """Of a mean over seeds, their standard deviation (n - 1)."""
+    """For a mean over seeds, the standard deviation (n - 1)."""
     runs: int | None = None
-    """Over how many runs it is a mean; None for the figure of one."""
+    """For a mean, the number of runs; None for the figure of one run."""
 
 
 @dataclass
@@ -56,16 +56,16 @@ class Row:
     subject: str = ""
     """Which network of a run: `best`, `last` or a learner's name."""
     apart: str = ""
-    """What tells it from the run's best network on the run's own images, for a name."""
+    """How it differs from the run's best network on the run's own images; a part of its name."""
     files: list[Path] = field(default_factory=list)
-    """The summaries whose figures these are."""
+    """The summaries that these figures come from."""
     recipe: str = ""
     """The run's recipe without its seed."""
     seed: int = 0
     epochs: str = ""
-    """How long it was trained: a number, or one for each stage; empty where nothing says it."""
+    """How long it was trained: a number, or one for each stage; empty if not known."""
     against: str = ""
-    """The threats that it was trained against, by commas."""
+    """The threats that it was trained against, separated by commas."""
     details: dict[str, Cell] = field(default_factory=dict)
     """Figures that would make a table too wide: single corruptions and sequences."""
 
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def images(self) -> str:
-        """On how many its figures were measured, as in `500` or `100 to 500`; empty where nothing says it."""
+        """The number of images that its figures were measured on, as `500` or `100 to 500`; empty if not known."""
         counts = sorted({cell.samples for cell in self.cells.values() if cell.samples})
         return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
@@ -92,7 +92,7 @@ def parts_of(column: str) -> tuple[str, str]:
 
 
 def of_several(keys: Iterable[tuple[str, str]]) -> set[str]:
-    """The unions that are over more than one set of threats."""
+    """The unions that appear with more than one set of threats."""
     columns = [column for column, of in set(keys) if of]
     return {column for column in columns if columns.count(column) > 1}
 
@@ -103,13 +103,13 @@ def in_full(column: str, of: str) -> str:
 
 
 def under_autoattack(row: Row, column: str) -> bool:
-    """Whether a worst case over threats is one under AutoAttack: then there is its mean, which is of nothing else."""
+    """Whether a worst case over threats is under AutoAttack: only then is there a mean over the same threats."""
     means = {cell.of for name, cell in row.cells.items() if parts_of(name)[0] == UNION_MEAN}
     return column in row.cells and row.cells[column].of in means
 
 
 def unions_apart(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each union by its plain name where it is over the same threats in all of them, else by its full one."""
+    """The rows, with unions under their plain name if all are over the same threats, else with the threats named."""
     bare = [[(parts_of(c)[0] if cell.of else c, cell) for c, cell in row.cells.items()] for row in rows]
     several = of_several((column, cell.of) for cells in bare for column, cell in cells)
     return [

@@ -1,4 +1,4 @@
-"""Rows of a comparison that differ in the seed alone, as one row of means."""
+"""Rows of a comparison that differ only in the seed, merged into one row of means."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from generalist.core.errors import GeneralistError
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """Our rows whose recipes differ in the seed alone, put together where the first of them stood.
+    """Merge our rows whose recipes differ only in the seed, in the place of the first of them.
 
-    Only figures that every seed has: a mean over fewer would be of other runs than its neighbours. Two runs of one
-    recipe and one seed are no two samples, and refused.
+    Only figures that every seed has are kept: a mean over fewer would be of other runs than its neighbours. Two runs
+    with the same recipe and seed are not two samples, and are refused.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for number, row in enumerate(rows):
@@ -42,7 +42,7 @@ def _merged(rows: Sequence[Row]) -> Row:
 
 
 def _of_unlike_attacks(rows: Sequence[Row], column: str) -> bool:
-    """Whether it is a worst case under AutoAttack for some of the rows alone: no mean of one figure."""
+    """Whether it is a worst case under AutoAttack for only some of the rows, so that their mean is meaningless."""
     strong = {under_autoattack(row, column) for row in rows if column in row.cells}
     return column.startswith(UNION_WORST) and len(strong) > 1
 
@@ -53,7 +53,7 @@ def _means(rows: Sequence[dict[str, Cell]]) -> dict[str, Cell]:
 
 
 def _mean(cells: Sequence[Cell]) -> Cell:
-    """Without an interval: that of one network's images says nothing about the next seed."""
+    """The mean, without an interval: one over the images of a network says nothing about other seeds."""
     values = [cell.value for cell in cells]
     counts = {cell.samples for cell in cells}
     samples = counts.pop() if len(counts) == 1 else None

@@ -1,4 +1,4 @@
-"""A comparison as text: CSV with one figure a line, and wide tables in Markdown and LaTeX."""
+"""A comparison as text: CSV with one figure per line, and wide tables in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CSV_FIELDS = (
 )
 
 NAMES = 5
-"""Columns of a wide table that say what a row is; figures follow."""
+"""The number of columns of a wide table that identify a row; figures follow."""
 
 
 def heads(comparison: Comparison) -> list[str]:
@@ -54,7 +54,7 @@ def _figure(cell: Cell) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """One line a figure; accuracies in per cent, with Wilson's 95% interval and the number of images where known."""
+    """One line per figure: accuracies in percent, with Wilson's 95% interval and the number of images if known."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(CSV_FIELDS)
@@ -73,7 +73,7 @@ def _percent(share: float | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Spreadsheets take a cell that begins with one of these for a formula."""
+    """The text, quoted where a spreadsheet would take it for a formula."""
     text = printable(text)
     return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
 
@@ -95,12 +95,12 @@ def _pipes(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A name is neither a link nor a picture."""
+    """Text without Markdown's markup: a name must not become a link or a picture."""
     return re.sub(r"([\\`*_<>|~#&]|\](?=[(\[:]))", r"\\\1", printable(text))
 
 
 def printable(text: str) -> str:
-    """On one line, and nothing in it speaks to a terminal or is no letter at all."""
+    """The text on one line, with unprintable characters replaced."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in " ".join(text.split()))
 
 
@@ -116,13 +116,13 @@ def to_latex(comparison: Comparison) -> str:
     lines += [_no_option(" & ".join(_tex(text) for text in row)) + r" \\" for row in cells_of(comparison)]
     notes = [rf"[{number}] {_tex(text)}\par" for number, text in enumerate(comparison.footnotes(), 1)]
     below = [r"\par\smallskip", r"{\footnotesize\raggedright", *notes, "}"] if notes else []
-    # For whoever includes the table, not for the readers of the document.
+    # For the authors who include the table, not for the readers of the document.
     said = [f"% {printable(text)}" for text in [*comparison.cautions(), *comparison.lacking]]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below, *said]) + "\n"
 
 
 def _no_option(row: str) -> str:
-    """Behind a rule or the end of a row, what begins with a bracket would be its length, and a star its form."""
+    """Protect a row that begins with a bracket or star, which LaTeX would take for an option of the command before."""
     return f"{{}}{row}" if row.startswith(("[", "*")) else row
 
 

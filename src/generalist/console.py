@@ -1,4 +1,4 @@
-"""What the commands show: progress while training, tables at the end; plain lines where no terminal looks on."""
+"""The output of the commands: progress while training, tables at the end; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from generalist.core.run import RunDirectory
 if TYPE_CHECKING:
     from generalist.training.loop import Listener
 
-PLAIN_WIDTH = 140  # columns where no terminal says how many it has: a file or a pipe can hold whole tables
+PLAIN_WIDTH = 140  # columns without a terminal: a file or a pipe can hold wide tables
 
 SILENCE = 60.0
-"""Seconds without a line, after which training says how far it is where no terminal shows a bar."""
+"""Seconds without output after which training prints its progress, if there is no terminal to show a bar."""
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C has ended, as typer and shells have it."""
+"""The exit code of a command that was ended by Ctrl-C, as in typer and in shells."""
 
 CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
 class _Safe(Console):
-    """No control character of a name or a file reaches the terminal; colours and progress are rich's own."""
+    """A console that lets no control characters from names or files reach the terminal, only those of rich itself."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             if not segment.control:
                 text = segment.text.translate(CONTROLS)
-                segment = segment._replace(text=text.encode("utf-8", "replace").decode())  # half a letter has no bytes
+                segment = segment._replace(text=text.encode("utf-8", "replace").decode())  # for lone surrogates
             yield segment
 
 
@@ -56,19 +56,19 @@ errors = _Safe(stderr=True, highlight=False)
 
 
 def width_of(table: Table) -> int:
-    """Columns that it takes where nothing is wrapped."""
+    """The columns that the table takes if nothing is wrapped."""
     return console.measure(table, options=console.options.update(width=1000)).maximum
 
 
 def print_table(table: Table) -> None:
-    """A table of numbers in full: where a terminal is too narrow its lines wrap, but no digit is lost."""
+    """Print a table of numbers in full: on a terminal that is too narrow, lines wrap, but no digit is lost."""
     needed = width_of(table)
     wide = _Safe(file=console.file, force_terminal=console.is_terminal, highlight=False, width=needed)
     (console if needed <= console.width else wide).print(table)
 
 
 def _complain(problem: object) -> None:
-    """One line, whatever a hostile name or value put into the message; of several ranks that fail, one says it."""
+    """Print an error in one line, whatever names or values are in the message; of several failed ranks, one does so."""
     if not ranks.complains():
         return
     text = " ".join(str(problem).split()).encode("utf-8", "backslashreplace").decode()
@@ -76,11 +76,11 @@ def _complain(problem: object) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process, at once where it belongs to a job of several.
+    """End the process; if it belongs to a job of several, at once.
 
-    The interpreter would take down connections: to ranks that are gone gloo was seen to hang and to abort, and where
-    something keeps a group alive that has ended (PyTorch does, once a dispatch mode was used in it, as torch.compile
-    does), a thread of gloo's may wait for an interpreter that is going down, and abort a rank that has done its work.
+    The interpreter's shutdown would close connections. With ranks that are gone, gloo was seen to hang or abort there.
+    And if something keeps a finished group alive (PyTorch does after a dispatch mode was used in it, as by
+    torch.compile), a thread of gloo's may wait for the interpreter that is going down, and abort a successful rank.
     """
     if ranks.failed() or ranks.joined():
         atexit._run_exitfuncs()
@@ -91,25 +91,25 @@ def _leave(code: int) -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    torch = sys.modules.get("torch")  # where it was never imported, none of its errors was raised
+    torch = sys.modules.get("torch")  # if it was never imported, this is none of its errors
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager
 def clear_endings() -> Iterator[None]:
-    """The user's mistakes end in one line and their exit code; faults of ours in a traceback and 1."""
+    """End with one line and an exit code on the user's mistakes, with a traceback and 1 on our own."""
     try:
         yield
     except SystemExit as ending:  # as typer ends every command
         if ranks.joined() and isinstance(ending.code, int | None):
             _leave(ending.code or 0)
         raise
-    except KeyboardInterrupt:  # before typer listens, as it does for its commands
+    except KeyboardInterrupt:  # outside of a command, in which typer handles it
         _leave(INTERRUPTED)
     except GeneralistError as error:
         _complain(error)
         _leave(error.exit_code)
-    except OSError as error:  # a path that cannot be, a directory that may not be read: no traceback would explain it
+    except OSError as error:  # an impossible path, a directory without permission: a traceback would not help
         _complain(error)
         _leave(GeneralistError.exit_code)
     except Exception as error:
@@ -126,9 +126,9 @@ def clear_endings() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that take seconds: Ctrl-C ends the process there and then, as nothing has begun yet. Answered by
-    an exception it would leave modules half made, whose own errors would follow."""
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as nohup wants
+    """Around imports that take seconds: Ctrl-C ends the process at once, as nothing has begun yet. As an exception it
+    would leave half-imported modules, which would raise errors of their own."""
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as under nohup
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -155,7 +155,7 @@ def percent(value: float) -> str:
 
 
 def _say(text: str) -> None:
-    """On one line, however long: logs are searched by line."""
+    """Print on one line, however long: logs are searched by line."""
     console.print(escape(text), soft_wrap=True)
 
 
@@ -167,7 +167,7 @@ def progress_bars() -> Progress:
 
 @contextmanager
 def training_listener(label: str) -> Iterator[Listener]:
-    """A listener that shows progress with time left, and a line for each validation."""
+    """A listener that shows the progress with the time left, and a line for each validation."""
     from generalist.training.loop import Listener
 
     if not ranks.tells():
@@ -187,7 +187,7 @@ def training_listener(label: str) -> Iterator[Listener]:
 
 
 class _Pulse:
-    """Where nobody sees a bar: the lines of validations, and one for every minute without any."""
+    """Without a progress bar: a line for each validation, and one for every minute without output."""
 
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
@@ -195,7 +195,7 @@ class _Pulse:
 
     def iteration(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if self.first is None:  # what came before, compiling for one, says nothing of the iterations to come
+        if self.first is None:  # the time before it, such as for compiling, says nothing about later iterations
             self.first, self.told = (done, now), now
         start, began = self.first
         if now - self.told > SILENCE and done > start:
@@ -224,7 +224,7 @@ def _print_epoch(record: dict[str, Any]) -> None:
 
 
 def accuracy_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
-    """Accuracies in percent, a row a subject."""
+    """Accuracies in percent, one row per subject."""
     columns: Sequence[str] = list(next(iter(rows.values()))) if rows else []
     table = Table(title=escape(title), title_justify="left", min_width=len(title))
     table.add_column("")
@@ -246,7 +246,7 @@ def _check_validated(record: dict[str, Any], run: RunDirectory) -> None:
 
 
 def show_run(run: RunDirectory) -> None:
-    """The last validation of a finished run, and where its files lie."""
+    """Show the last validation of a finished run, and where its files are."""
     validated = [record for record in run.read_metrics() if "validation" in record]
     if validated:
         last = validated[-1]

@@ -1,4 +1,4 @@
-"""From the `model:` section of a recipe to a network, and the check that a network is one we can work with."""
+"""From the `model:` section of a recipe to a network, and the check that a network can be used."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from generalist.tensors.modes import frozen
 
 
 class ModelOptions(Options):
-    """The network. Whatever it is, it maps images in [0, 1] to logits."""
+    """The network, which maps images in [0, 1] to logits."""
 
     name: str = Field(min_length=1, max_length=200)
     """A network of this library, `timm/NAME` for one of timm's, or `package.module:factory` for your own, which is
-    called as factory(num_classes=..., in_channels=..., **options) and only where you say that you trust its code."""
+    called as factory(num_classes=..., in_channels=..., **options), and only if you say that you trust its code."""
 
     width: int | None = Field(default=None, ge=1, le=4096)
     """Channels of the first layer of `small`, 32 by default; the time of a step grows with its square."""
 
     normalize: NormalizeOptions | None = None
-    """Shift and scale of the channels as a first layer. By default the network sees the pixels as they are."""
+    """Shift and scale of the channels as a first layer. By default the network gets the pixels unchanged."""
 
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Further arguments of the factory, for `timm/NAME` and import paths."""
@@ -59,10 +59,8 @@ def build_model(
     trust_code: bool = False,
     device: str = "cpu",
 ) -> nn.Module:
-    """The network of `options` for images of `shape` (channels, height, width), on the CPU, with weights by `seed`.
-
-    On the device `meta` it has shapes and no memory.
-    """
+    """The network of `options` for images of `shape` (channels, height, width), on the CPU, with weights drawn by
+    `seed`. On the device `meta` it has shapes but takes no memory."""
     channels = _check_problem(num_classes, shape)
     factory = _factory(options, trust_code=trust_code)
     arguments: dict[str, Any] = {"num_classes": num_classes, "in_channels": channels, **options.options}
@@ -93,17 +91,17 @@ def build_model(
 
 @torch.no_grad()
 def _take(tables: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
-    """Tables and masks belong to the architecture, also where a factory draws them: weights of one seed would make no
-    sense behind those of another."""
+    """Copy tables and masks. They belong to the architecture even if a factory draws them at random: weights trained
+    with those of one seed would make no sense with those of another."""
     for name, table in tables.items():
         if name in others and others[name].shape == table.shape:
             table.copy_(others[name])
 
 
 def check_size(options: ModelOptions, state: Mapping[str, Tensor], *, num_classes: int, shape: Sequence[int]) -> None:
-    """Refuse weights that do not fit a network of this library, before its memory is allocated.
+    """Refuse weights that do not fit a network of this library, before memory is allocated for it.
 
-    Networks by import path or of timm are not looked at: their factories may need real tensors.
+    Networks by import path or from timm are not checked, because their factories may need real tensors.
     """
     if options.name not in MODELS.names():
         return

@@ -74,7 +74,7 @@ class SearchOptions(Options):
             raise ValueError("`integer` needs whole numbers as `low`, `high` and `step`")
 
     def choices(self) -> list[str] | None:
-        """The texts to choose from: values as JSON (which YAML reads), or names of variants; None: any of a range."""
+        """The texts to choose from: values as JSON (which YAML can read), or names of variants; None: a whole range."""
         if self.values is not None:
             return [as_text(value) for value in self.values]
         if self.variants is not None:
@@ -99,7 +99,7 @@ class SearchOptions(Options):
         return self.high if self.step is None else round(self.low + (self.points(self.step) - 1) * self.step, 12)
 
     def ends(self) -> list[str]:
-        """Texts whose recipes are checked before anything runs: every choice, or both ends of the range."""
+        """The choices whose recipes are checked before anything runs: all of them, or both ends of a range."""
         found = self.choices()
         if found is not None and (self.low is None or len(found) <= 1000):
             return found
@@ -113,14 +113,14 @@ class SearchOptions(Options):
         )
 
     def changes(self, key: str, text: str) -> list[str]:
-        """The overrides of a recipe that a choice means."""
+        """The overrides of a recipe that a choice stands for."""
         if self.variants is not None:
             return [f"{field}={as_text(value)}" for field, value in self.variants[text].items()]
         return [f"{key}={text}"]
 
 
 class ObjectiveOptions(Options):
-    """What a trial is judged by."""
+    """A measure by which trials are judged."""
 
     value: str
     """An expression of validation measurements: names as in metrics.jsonl (`validation.drift`), or short: `natural`,
@@ -141,7 +141,7 @@ class ObjectiveOptions(Options):
 
 
 class PruningOptions(Options):
-    """Stopping trials early that validate worse than others did at the same epoch."""
+    """Early stopping of trials that validate worse than others did at the same epoch."""
 
     kind: Literal["none", "median", "halving"] = "none"
     """`median`: stop a trial whose best value so far is below the median of the others' at that epoch. `halving`: of
@@ -158,7 +158,7 @@ class SweepOptions(Options):
     """A whole sweep."""
 
     name: Name = "sweep"
-    """Its name in the database and of its output folder; a file's name where the file does not say."""
+    """Its name in the database and of its output folder; by default the name of its file."""
 
     source: str = Field(default="", max_length=2000)
     """Where its question comes from."""
@@ -180,12 +180,12 @@ class SweepOptions(Options):
     raised later, and the sweep goes on."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of what `random` and `tpe` draw. The trials' own seed is their recipe's `train.seed`."""
+    """The seed of what `random` and `tpe` draw. The trials' own seed is their recipe's `train.seed`."""
 
     objectives: list[ObjectiveOptions] = Field(
         default_factory=lambda: [ObjectiveOptions(value="natural + robust")], min_length=1, max_length=4
     )
-    """What trials are judged by; with two or more, the answer is the Pareto front."""
+    """What trials are judged by; with two or more, the result is the Pareto front."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch of a trial counts: the one whose model its run keeps as the best, or the last."""
@@ -197,8 +197,8 @@ class SweepOptions(Options):
     """Whether trials are stopped early."""
 
     heartbeat: int = Field(default=30, ge=1, le=3600)
-    """Seconds between signs of life of a worker. One that gave none for four of them is taken for dead, and another
-    worker goes on with its trial."""
+    """Seconds between signs of life of a worker. One without a sign for four times as long is considered dead, and
+    another worker continues its trial."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -212,8 +212,8 @@ class SweepOptions(Options):
         return self
 
     def _check_overlaps(self) -> None:
-        """Refuse a field that undoes what an earlier one says: trials would differ in name only. Variants may change
-        what `set` says."""
+        """Refuse a field that overrides an earlier one, so that trials would differ in name only. Variants may override
+        fields of `set`."""
         earlier = dict.fromkeys(self.set, "set")
         for key, space in self.search.items():
             for field in space.fields(key):

@@ -1,4 +1,4 @@
-"""What a tracker is, the guard around those of a run, and what all of them need."""
+"""The interface of trackers, the guard around those of a run, and helpers that all of them need."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SHOWN = 16
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What follows a run. Calls come in this order; a recipe with stages starts and ends once for each of them."""
+    """Logs a run. The methods are called in this order; with stages, `start` and `end` once for each stage."""
 
     name: str
 
     def start(self, recipe: Recipe, run: RunDirectory, epochs_done: int) -> None:
-        """Before the first iteration. A resumed run has done some epochs; later ones seen before are repeated."""
+        """Before the first iteration. A resumed run has done some epochs; any later ones already seen are repeated."""
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """After each epoch: the line of metrics.jsonl."""
@@ -37,11 +37,11 @@ class Tracker(Protocol):
         """Batches [N, C, H, W] in [0, 1] by name: training images at the start, attacked ones after validations."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """At the end: `status` is finished, stopped or failed; with the last epoch's numbers, where there are any."""
+        """At the end: `status` is finished, stopped or failed; with the last epoch's numbers, if there are any."""
 
 
 class Tracking:
-    """The trackers of one run. Whichever fails is left out from then on, with one warning."""
+    """The trackers of one run. One that fails is left out from then on, with a warning."""
 
     def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]) -> None:
         self.trackers, self.say = list(trackers), say
@@ -50,7 +50,7 @@ class Tracking:
 
     @contextmanager
     def following(self, recipe: Recipe, trainer: Trainer) -> Iterator[None]:
-        """While training: tell the trackers what the trainer's listener is told, and at last how it ended."""
+        """While training, pass on to the trackers what the trainer's listener is told, and at the end the outcome."""
         if not self.trackers:
             yield
             return
@@ -83,7 +83,7 @@ class Tracking:
         self._tell("end", {"status": status, **outcome(self.last)})
 
     def _show(self, epoch: int, make: Callable[[], dict[str, Tensor]]) -> None:
-        """Images take memory that the run itself did not ask for: where there is none, they are left out."""
+        """Show images to the trackers, or none if making them fails: they take memory that the run does not need."""
         if not self.showing or not self.trackers:
             return
         try:
@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
 
 
 def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last epoch's record says of the whole run."""
+    """What the last epoch's record says about the whole run."""
     found = {name: record[name] for name in ("epoch", "best_epoch") if name in record}
     if "validation" in record:
         found["accuracy"] = dict(record["validation"]["accuracy"][GLOBAL])
@@ -129,7 +129,7 @@ def first_images(trainer: Trainer) -> Tensor:
 
 
 def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """`{"validation": {"ensemble": 0.5}}` as `{"validation/ensemble": 0.5}`; what is no finite number is left out."""
+    """`{"validation": {"ensemble": 0.5}}` as `{"validation/ensemble": 0.5}`; only finite numbers are kept."""
     found: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -140,8 +140,7 @@ def flat_numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, float
 
 
 def flat_settings(value: Any, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """A recipe's fields by their paths, as `--set` writes them; learners go by position. Fields that are null are not
-    listed."""
+    """A recipe's fields by their paths, as in `--set`; learners are numbered. Fields that are null are left out."""
     if isinstance(value, Mapping):
         entries = [(str(key), entry) for key, entry in value.items()]
     elif isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value):
@@ -155,7 +154,7 @@ def flat_settings(value: Any, prefix: str = "") -> dict[str, bool | int | float 
 
 
 def grid(images: Tensor, *, columns: int = 8) -> Tensor:
-    """One picture, [C, H, W] in bytes, of a batch in [0, 1]: row by row, a dark pixel between; 1 or 3 channels."""
+    """A batch in [0, 1] as one picture of bytes, [C, H, W] with 1 or 3 channels: rows of images, dark lines between."""
     shown = images.detach().float().cpu().clamp(0, 1)
     shown = shown if shown.shape[1] in (1, 3) else shown[:, :1]
     columns = min(columns, len(shown))
