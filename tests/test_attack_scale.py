@@ -11,7 +11,7 @@ import torch
 from objectives_toy import EPS, Toy, make_toy
 from pydantic import ValidationError
 from torch import Tensor
-from training_helpers import ROBUST, assert_engines_agree, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import ROBUST, assert_engines_agree, make_trainer, stopped_and_resumed, tiny_recipe, train
 
 from generalist.attacks.pgd import AttackOptions
 from generalist.attacks.threats import Shrunk, Threat, parse_threat
@@ -125,10 +125,7 @@ def test_validation_has_the_whole_of_eps(tmp_path: Path) -> None:
 def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     recipe = tiny_recipe([learner(RISING)])
     whole = train(recipe, tmp_path / "whole")
-    stop_after(recipe, tmp_path / "parts", epoch=2)
-    resumed = make_trainer(recipe, tmp_path / "parts")
-    resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "parts", epoch=2)
     assert torch.equal(whole.learners[0].flat.vector, resumed.learners[0].flat.vector)
 
 

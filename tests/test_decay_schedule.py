@@ -17,7 +17,7 @@ from training_helpers import (
     assert_engines_agree,
     make_trainer,
     spy_on,
-    stop_after,
+    stopped_and_resumed,
     tiny_recipe,
     train,
 )
@@ -87,10 +87,7 @@ def same(one: Trainer, other: Trainer) -> bool:
 
 def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = train(recipe(BENT), tmp_path / "whole")
-    stop_after(recipe(BENT), tmp_path / "parts", epoch=2)
-    resumed = make_trainer(recipe(BENT), tmp_path / "parts")
-    assert resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe(BENT), tmp_path / "parts", epoch=2)
     assert same(whole, resumed)
 
 

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 from objectives_toy import make_toy
-from training_helpers import FAST_AT, L2, NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import (
+    FAST_AT,
+    L2,
+    NATURAL,
+    ROBUST,
+    make_trainer,
+    stop_after,
+    stopped_and_resumed,
+    tiny_recipe,
+    train,
+)
 
 import generalist.objectives as objectives
 from generalist.core.errors import RecipeError
@@ -79,10 +89,7 @@ def test_awp_goes_around_it_and_resumes(tmp_path: Path, ends: list[str], kind: s
     whole = train(recipe, tmp_path / "whole")
     plain = train(tiny_recipe([learner(kind, ends)], **short), tmp_path / "plain")
     assert (whole.learners[0].flat.vector - plain.learners[0].flat.vector).abs().max() > 1e-6
-    stop_after(recipe, tmp_path / "early", epoch=1)
-    resumed = make_trainer(recipe, tmp_path / "early")
-    assert resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "early", epoch=1)
     assert torch.equal(resumed.learners[0].flat.vector, whole.learners[0].flat.vector)
 
 

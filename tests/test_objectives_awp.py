@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from objectives_toy import Toy, assert_same_gradients, cross_entropy_attack, make_toy, parameter_gradients
 from torch import Tensor
-from training_helpers import NATURAL, ROBUST, make_trainer, stop_after, tiny_recipe, train
+from training_helpers import NATURAL, ROBUST, stopped_and_resumed, tiny_recipe, train
 
 from generalist.core.errors import RecipeError
 from generalist.data.sets import Batch
@@ -170,10 +170,7 @@ def test_a_wrapped_state_is_resumed(tmp_path: Path, counting: dict[str, Any]) ->
     """The number of passes scales the loss, so a run that forgot it would end elsewhere."""
     recipe = tiny_recipe([counting], train={"epochs": 4})
     whole = train(recipe, tmp_path / "whole")
-    stop_after(recipe, tmp_path / "early", epoch=2)
-    resumed = make_trainer(recipe, tmp_path / "early")
-    assert resumed.resume() and resumed.step == 6
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "early", epoch=2)
     assert torch.equal(resumed.learners[0].flat.vector, whole.learners[0].flat.vector)
     assert int(resumed.learners[0].objective.state_dict()["passes"]) == 12
 

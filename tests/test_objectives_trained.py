@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from training_helpers import FAST_AT, ROBUST, make_trainer, stop_after, tiny_recipe
+from training_helpers import FAST_AT, ROBUST, stopped_and_resumed, tiny_recipe
 from training_helpers import train as train_tiny
 
 from generalist import train
@@ -93,10 +93,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, name: str) -
     """Stopped after epoch 2 of 4: fat's tau and agr's steering change after that."""
     recipe = tiny_recipe([learner(TINY[name])], train={"epochs": 4})
     whole = train_tiny(recipe, tmp_path / "whole")
-    stop_after(recipe, tmp_path / "early", epoch=2)
-    resumed = make_trainer(recipe, tmp_path / "early")
-    assert resumed.resume() and resumed.step == 6
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "early", epoch=2)
     assert torch.equal(resumed.learners[0].flat.vector, whole.learners[0].flat.vector)
 
 

@@ -12,7 +12,7 @@ from training_helpers import (
     assert_engines_agree,
     batches_of,
     make_trainer,
-    stop_after,
+    stopped_and_resumed,
     tiny_recipe,
     train,
 )
@@ -64,10 +64,7 @@ def test_masks_follow_it(tmp_path: Path) -> None:
 def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     recipe = tiny_recipe([ROBUST, {**NATURAL, "augmentation": {"crop": 2, "erase": 0.5, "color": 0.3}}])
     whole = train(recipe, tmp_path / "whole")
-    stop_after(recipe, tmp_path / "parts", epoch=2)
-    resumed = make_trainer(recipe, tmp_path / "parts")
-    resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "parts", epoch=2)
     assert torch.equal(whole.global_learner.vector, resumed.global_learner.vector)
 
 

@@ -17,7 +17,7 @@ from training_helpers import (
     assert_engines_agree,
     make_trainer,
     spy_on,
-    stop_after,
+    stopped_and_resumed,
     tiny_recipe,
     train,
 )
@@ -129,10 +129,7 @@ def test_they_go_along_with_what_an_epochs_end_moves(tmp_path: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on_with_them(tmp_path: Path) -> None:
     whole = train(recipe(), tmp_path / "whole")
-    stop_after(recipe(), tmp_path / "stopped", epoch=3)
-    resumed = make_trainer(recipe(), tmp_path / "stopped")
-    assert resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe(), tmp_path / "stopped", epoch=3)
     assert same(whole, resumed)
 
 

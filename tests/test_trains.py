@@ -16,7 +16,7 @@ from training_helpers import (
     fresh_model,
     make_trainer,
     spy_on,
-    stop_after,
+    stopped_and_resumed,
     tiny_recipe,
     train,
 )
@@ -129,10 +129,7 @@ def test_neighbours_train_all(tmp_path: Path) -> None:
 def test_it_resumes_bit_for_bit(tmp_path: Path) -> None:
     recipe = tiny_recipe([ROBUST, {**NATURAL, "trains": ["linear", "norm"]}, L2])
     whole = train(recipe, tmp_path / "whole")
-    stop_after(recipe, tmp_path / "parts", epoch=2)
-    resumed = make_trainer(recipe, tmp_path / "parts")
-    resumed.resume()
-    resumed.run()
+    resumed = stopped_and_resumed(recipe, tmp_path / "parts", epoch=2)
     assert torch.equal(whole.global_learner.vector, resumed.global_learner.vector)
     assert torch.equal(whole.learners[1].flat.vector, resumed.learners[1].flat.vector)
 

@@ -179,6 +179,15 @@ def stop_after(recipe: Recipe, path: Path, *, epoch: int, **options: Any) -> Non
         trainer.run()
 
 
+def stopped_and_resumed(recipe: Recipe, path: Path, *, epoch: int, **options: Any) -> Trainer:
+    """Train as `stop_after` does, then another trainer from its checkpoint to the end."""
+    stop_after(recipe, path, epoch=epoch, **options)
+    trainer = make_trainer(recipe, path, **options)
+    assert trainer.resume() and trainer.step == epoch * trainer.steps_per_epoch
+    trainer.run()
+    return trainer
+
+
 def fresh_model(trainer: Trainer) -> TinyNet:
     """A plain network, not flat, with the weights that learner 0 has now."""
     model = TinyNet(num_classes=CLASSES, in_channels=1).double()
