@@ -218,12 +218,12 @@ def test_weights_that_go_with_other_constants_are_those_of_another_network() -> 
     flat, other = Flat(with_table(3, 1, 2)), with_table(1, 2, 3)
     flat.read(with_table(3, 1, 2).state_dict())
     for module in (other, with_table(3, 1, 2, 0)):
-        with pytest.raises(GeneralistError, match="they go with another 'table'"):
+        with pytest.raises(GeneralistError, match="they belong to another 'table'"):
             flat.read(module.state_dict())
     flat.become(other.state_dict())
     assert flat.module.table.tolist() == [1, 2, 3]
     assert torch.equal(flat.module[0].weight, other[0].weight)  # type: ignore[index]
-    with pytest.raises(GeneralistError, match="they go with another 'table'"):
+    with pytest.raises(GeneralistError, match="they belong to another 'table'"):
         flat.become(with_table(1, 2, 3, 4).state_dict())
 
 

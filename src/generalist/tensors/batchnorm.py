@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics, estimated anew: what a network needs whose weights did not come from training."""
+"""BatchNorm's running statistics, re-estimated: for networks whose weights did not come from training."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def statistics_names(model: nn.Module) -> set[str]:
 def reestimate(model: nn.Module, batches: Iterable[Tensor]) -> int:
     """Replace every running mean and variance by its plain average over `batches`; returns how many there were.
 
-    Each batch counts the same, and its variance is the unbiased one, as in training. Weights stay untouched; modules
-    other than BatchNorm are in evaluation mode meanwhile, so dropout draws nothing. Modes and momenta come back as they
-    were, and so do the statistics where a batch fails or none comes. Counters then say how many batches were averaged.
+    Each batch counts the same, and its variance is the unbiased one, as in training. Weights are not changed, and
+    modules other than BatchNorm are in evaluation mode, so dropout draws nothing. Modes and momenta are restored, and
+    so are the statistics if a batch fails or there is none. The counters then hold the number of averaged batches.
     """
     layers = list(tracked(model).values())
     if not layers:
@@ -50,7 +50,7 @@ def reestimate(model: nn.Module, batches: Iterable[Tensor]) -> int:
 
 @contextmanager
 def _averaging(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
-    """BatchNorm averages all batches from here on; on failure everything is as it was."""
+    """Within this context BatchNorm averages over all batches; on failure everything is restored."""
     modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
     before = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers(recurse=False)]
@@ -58,7 +58,7 @@ def _averaging(model: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
         model.eval()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # PyTorch's word for: every batch so far counts the same
+            layer.momentum = None  # for PyTorch, this means that every batch counts the same
             layer.training = True
         yield
     except BaseException:

@@ -22,7 +22,7 @@ COUNTER = "num_batches_tracked"
 
 ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
 ORDINARY |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-"""What weights are kept in; nobody can compute with other types."""
+"""The types that weights may have; PyTorch cannot compute with the others."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Slot:
 class Flat:
     """One module, stored flat: `vector` = parameters, then float buffers; `counters` = BatchNorm's step counts.
 
-    Other buffers (index tables, masks) are constants of the architecture and stay where they are: weights that go with
-    other constants are those of another network.
+    Other buffers (index tables, masks) are constants of the architecture and are left out: weights for other constants
+    are those of another network.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -91,13 +91,13 @@ class Flat:
         torch._foreach_copy_([slot.view(into) for slot in self.parameter_slots], gradients)
 
     def state_dict(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
-        """The module's state dict (contiguous copies on the CPU), with another vector's values where one is given."""
+        """The module's state dict (contiguous copies on the CPU), with the values of another vector if one is given."""
         counters = self.counters if counters is None else counters
-        counters = counters.cpu()  # at once: each by itself would be waited for
+        counters = counters.cpu()  # all at once: copying each by itself would wait for the device every time
         return {name: t.cpu().contiguous().clone() for name, t in self.views(vector, counters).items()}
 
     def views(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
-        """The same without a copy, where the vector lies: what changes there changes in them."""
+        """The same as views of the vector, on its device, which change with it."""
         vector = self.vector if vector is None else vector
         counters = self.counters if counters is None else counters
         views = {slot.name: slot.view(vector) for slot in self.slots}
@@ -139,14 +139,14 @@ class Flat:
         for name, constant in constants_of(self.module).items():
             if name in expected and not torch.equal(state[name].to(constant), constant):
                 raise GeneralistError(
-                    f"the weights do not fit this architecture: they go with another {name!r}, of which no training "
-                    "changes anything; make it without chance"
+                    f"the weights do not fit this architecture: they belong to another {name!r}, a buffer that "
+                    "training does not change; let the model make it without random numbers"
                 )
         return vector, counters
 
     @torch.no_grad()
     def become(self, state: Mapping[str, Tensor]) -> None:
-        """The network that a state dict describes, its constants included."""
+        """Take over a whole state dict, constants included."""
         for name, constant in constants_of(self.module).items():
             if name in state and state[name].shape == constant.shape and state[name].dtype in ORDINARY:
                 constant.copy_(state[name])

@@ -1,4 +1,4 @@
-"""Borrow a network for a while and give it back as it was: its modes, its gradient flags, its buffers."""
+"""Use a network for a while and restore it afterwards: its modes, its gradient flags, its buffers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def frozen(model: nn.Module, *, training: bool | None = False) -> Iterator[None]:
-    """Hold the parameters of `model` constant: no gradient reaches them, and its state afterwards is its state before.
+    """Hold the parameters of `model` constant: no gradient reaches them, and its state is restored afterwards.
 
-    `training` is the mode meanwhile: False for eval, True for train, None for whatever each module is in. Unless the
-    mode is eval, forwards write to copies of the buffers (BatchNorm's running statistics and counters), which are
-    then dropped. Nothing waits for the device, so this may run inside a CUDA graph capture.
+    `training` is the mode within this context: False for eval, True for train, None for whatever each module is in.
+    Unless the mode is eval, forward passes write to copies of the buffers (BatchNorm's running statistics and
+    counters), which are then dropped. Nothing waits for the device, so this may run inside a CUDA graph capture.
     """
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -30,7 +30,7 @@ def frozen(model: nn.Module, *, training: bool | None = False) -> Iterator[None]
     finally:
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
-        # One flag at a time: `model.train()` would also switch on the modules that their owner keeps in eval mode.
+        # One flag at a time: `model.train()` would also affect the modules that their owner keeps in eval mode.
         for module, mode in modes:
             module.training = mode
         for owner, name, buffer in buffers:
@@ -48,10 +48,10 @@ def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 def _lend_copies(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
-    """Put a copy in the place of each buffer.
+    """Replace each buffer by a copy.
 
-    Copying back instead would write to the originals, which autograd counts as a change: a backward pass of a forward
-    made before the loan would then be refused.
+    Copying the old values back instead would write to the originals, which autograd counts as a change: it would refuse
+    the backward pass of a forward pass made before.
     """
     copies: dict[int, Tensor] = {}
     for owner, name, buffer in buffers:
@@ -60,7 +60,7 @@ def _lend_copies(buffers: list[tuple[nn.Module, str, Tensor]]) -> None:
 
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Whatever happens to the tensors meanwhile, they hold afterwards what they held before, bit for bit.
+    """Restore the tensors afterwards, bit for bit, whatever happens to them within this context.
 
     In place and without waiting for the device, so this may be part of a captured CUDA graph.
     """
