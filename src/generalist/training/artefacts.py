@@ -21,7 +21,7 @@ from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
 
 UPDATES = "updates"
-"""How often an average was updated: a branch goes on there, where a new one would forget within a few iterations."""
+"""How often an average was updated: a branch continues this count, as a new one would soon forget the old average."""
 
 SHARE = "share"
 """How much of the global learner a learner's part makes up."""
@@ -63,7 +63,7 @@ def save_snapshot(
     *,
     half: bool,
 ) -> None:
-    """Every learner, its average, its part, and last the global learner: a snapshot with that one is whole."""
+    """Every learner, its average and its part, and last the global learner: with that file a snapshot is complete."""
     folder = run.snapshots / str(epoch)
     for learner in learners:
         save_weights(folder / f"{learner.name}.safetensors", learner.flat.state_dict(), about, half=half)
@@ -87,7 +87,7 @@ def save_global(
     *,
     half: bool = False,
 ) -> None:
-    """The global learner, with the number of its updates, from which another run's that starts from it goes on."""
+    """The global learner, with the number of its updates, which a run that starts from it continues."""
     state = learners[0].flat.state_dict(global_learner.vector, global_learner.counters)
     save_weights(path, state, {**about, UPDATES: int(global_learner.count.item())}, half=half)
 
@@ -103,15 +103,15 @@ def split_run_name(text: str) -> tuple[RunDirectory, int | None]:
 
 
 def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
-    """The weights files of `RUN[@EPOCH]` for the global learner and for `names`, where they are kept.
+    """The weights files of `RUN[@EPOCH]` for the global learner and for `names`, as far as they are kept.
 
-    A learner that the other run does not have starts from its global learner.
+    A learner that the other run does not have starts from the global learner.
     """
     return files_of(*split_run_name(text), names)
 
 
 def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict[str, Path]:
-    """The same of a run that is known, of this epoch or of its last snapshot."""
+    """Like `branch_files`, for this epoch of a run or for its last snapshot."""
     epochs = [e for e in run.snapshot_epochs() if (run.snapshots / str(e) / f"{GLOBAL}.safetensors").is_file()]
     if epoch is not None and epoch not in epochs:
         kept = ", ".join(map(str, epochs)) or "none"
@@ -133,7 +133,7 @@ def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict
 
 
 def learners_of(run: RunDirectory) -> set[str]:
-    """The names of those that a run has trained, as far as it has logged them."""
+    """The names of a run's learners, according to its log."""
     records = run.read_metrics()
     gammas = records[-1].get("gamma") if records else None
     return set(gammas) if isinstance(gammas, dict) else set()
@@ -161,8 +161,8 @@ def artefact_file(text: str, subject: str) -> Path:
 
 
 def weights_of(source: str, learners: Sequence[Learner], locate: Callable[[str], str]) -> dict[str, Tensor]:
-    """The weights that an objective asks for: of a learner beside it (`#NAME`), as they are now and to be copied at
-    once, or of an earlier stage or run."""
+    """The weights that an objective asks for: those of another learner of this run (`#NAME`) as they are now, to be
+    copied at once, or those of an earlier stage or run."""
     for learner in learners:
         if source == f"#{learner.name}":
             return learner.flat.views()
@@ -208,8 +208,8 @@ def start_from(
 def _start_parts(
     files: dict[str, Path], learners: Sequence[Learner], global_learner: GlobalLearner, gammas: Sequence[float]
 ) -> None:
-    """Those that were kept, where they make the global learner up; else each is all that there is: the global learner,
-    or the learner's own weights where the global one has been mixed of them."""
+    """Start from the parts that were kept, if they add up to the global learner. Else every part starts as the global
+    learner, or if that has just been mixed from the learners, as the learner's own weights."""
     kept = _kept_parts(files, learners) if GLOBAL in files else {}
     for learner, gamma in zip(learners, gammas, strict=True):
         if learner.part is None:
@@ -224,7 +224,7 @@ def _start_parts(
 
 
 def _kept_parts(files: dict[str, Path], learners: Sequence[Learner]) -> dict[str, tuple[dict[str, Tensor], float]]:
-    """Each learner's part and its share; nothing unless they are all the parts that there were."""
+    """Each learner's part and its share; empty unless these are all the parts of the global learner."""
     found = {}
     for learner in learners:
         if (path := files.get(learner.name + PART)) is None:
@@ -235,7 +235,7 @@ def _kept_parts(files: dict[str, Path], learners: Sequence[Learner]) -> dict[str
 
 
 def share_of(about: dict[str, Any], path: Path) -> float:
-    """What the header of a part says that it makes up of the global learner."""
+    """The share of the global learner that a part makes up, according to its header."""
     share = about.get(SHARE)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1 + 1e-6:
         raise RunError(f"{path} is damaged: its header says no share")
@@ -243,7 +243,7 @@ def share_of(about: dict[str, Any], path: Path) -> float:
 
 
 def unseen(about: dict[str, Any], data: str, held_out: set[int]) -> set[int]:
-    """Which of the held-out images a weights file's ancestors were not trained on; all, if they had other data."""
+    """The held-out images that neither these weights nor their ancestors were trained on; all, if on other data."""
     if about.get("data") != data:
         return held_out
     kept = about.get("unseen")

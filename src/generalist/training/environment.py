@@ -1,4 +1,4 @@
-"""What a run ran on, for its record; and the process-wide switches that a recipe asks for."""
+"""The environment of a run, for its record, and the process-wide switches that a recipe asks for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from generalist.training.options import TrainOptions
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`, as far as it is there."""
+    """The device for `auto`, `cpu`, `cuda` or `cuda:N`, refused if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name != "cpu" and not name.startswith("cuda"):
@@ -53,9 +53,9 @@ def describe(splits: Splits, device: torch.device, seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, where the package runs from one.
+    """The commit of the source tree, if the package runs from one.
 
-    A package installed below somebody's own repository is no part of that: git must know this very file.
+    Git must know this very file, because the package may be installed somewhere inside an unrelated repository.
     """
     here = Path(__file__)
     command = ["git", "-C", str(here.parent), "rev-parse", "HEAD", f"HEAD:./{here.name}"]
@@ -68,7 +68,7 @@ def _commit() -> str | None:
 
 @contextmanager
 def switches(options: TrainOptions, device: torch.device) -> Iterator[None]:
-    """Threads and determinism while training runs; afterwards as they were."""
+    """Set threads and determinism while training runs, and restore them afterwards."""
     threads, benchmark = torch.get_num_threads(), torch.backends.cudnn.benchmark
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -77,7 +77,7 @@ def switches(options: TrainOptions, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(options.threads)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)  # here alone, as each call imports the compiler
+            torch.use_deterministic_algorithms(True)  # only if needed, as each call imports the compiler
         torch.backends.cudnn.benchmark = not options.deterministic
         yield
     finally:

@@ -1,7 +1,7 @@
 """The global learner where groups of ranks step different learners: each group keeps its share of it.
 
 Mixing is linear, so it splits: e_a <- d e_a + (1 - d) gamma_a source_a for each learner by itself, and the global
-learner is the sum of all e_a. No weights travel until somebody asks for that sum.
+learner is the sum of all e_a. No weights are sent until that sum is needed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from generalist.training.parallel import Parallel
 
 
 class GlobalShare(GlobalLearner):
-    """State beside the vector as of the last `gather`: that and this group's share, in double precision.
+    """Has, besides the vector of the last `gather`, its sum (`whole`) and this group's `share` in double precision.
 
-    In the precision of the weights, the rounding of the shares would move values on which all learners agree, such as
-    constants in buffers; the direct form leaves them exactly as they are. A checkpoint keeps the whole in double
-    precision, too, or a run that goes on from it would be rounded where an undisturbed one is not.
+    In the precision of the weights, the rounding of the shares would change values on which all learners agree, such as
+    constants in buffers, which `GlobalLearner` leaves exactly the same. A checkpoint keeps the whole in double
+    precision as well, because a resumed run would otherwise be rounded where an uninterrupted one is not.
     """
 
     def __init__(self, learners: Sequence[Learner], options: MixingOptions, parallel: Parallel) -> None:
@@ -51,10 +51,10 @@ class GlobalShare(GlobalLearner):
     def update(self, learners: Sequence[Learner], gammas: Tensor) -> None:
         sources = {a: learners[a].source(self.options.source) for a in self.parallel.own}
         kept = warm_decay(self.count, self.decay, warmup=self.options.warmup)
-        # Item by item: an index that is a list would be sent from the host, which cannot be recorded.
+        # One by one: a list as an index would be copied from the host, which cannot be recorded.
         weights = [(1 - kept) * gammas[a] for a in sources]
         self._add(self.share, [vector for vector, _ in sources.values()], kept, weights)
-        if self.options.counters == "truncate":  # counts are not linear: the groups add up a few numbers at each step
+        if self.options.counters == "truncate":  # not linear, so the groups add up these few numbers at every step
             mixed = torch.zeros_like(self.counters, dtype=torch.float64)
             for a, (_, counters) in sources.items():
                 mixed.add_(gammas[a] * counters)
@@ -72,7 +72,7 @@ class GlobalShare(GlobalLearner):
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Add the shares of all groups up: one sum over the ranks."""
+        """Add up the shares of all groups, by one sum over the ranks."""
         self.whole.copy_(self.share)
         self.parallel.sum_over_groups(self.whole)
         self.vector.copy_(self.whole)

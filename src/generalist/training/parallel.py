@@ -1,8 +1,8 @@
 """Where a process stands in the mesh of (learners x data), and what it sends to the others.
 
 Every rank builds every learner, but steps only those of its own group, on its own part of each batch. Ranks of one
-group hold the same weights at all times; what the groups know of each other is what the last `gather` brought.
-A process on its own is a mesh of 1 x 1, and nothing here does anything.
+group hold the same weights at all times; of the other groups' learners they have the weights of the last `gather`.
+A single process is a mesh of 1 x 1, for which nothing here does anything.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Parallel:
         self.share = 1.0
         """This rank's part of the current batch."""
         self.mesh = _mesh(options, self.group, self.groups, self.ranks)
-        """PyTorch's name for it, with the dimensions `learners` and `data`; None where there is one process."""
+        """PyTorch's mesh with the dimensions `learners` and `data`; None for a single process."""
 
     def _group(self, dimension: str) -> Any:
         return self.mesh.get_group(dimension) if self.mesh is not None else None
@@ -51,7 +51,7 @@ class Parallel:
     # -- batches ----------------------------------------------------------------------------------------------------
 
     def part_of(self, batch: Tensor) -> Tensor:
-        """This rank's samples of a batch: every so many, so that each rank has its share of each kind."""
+        """This rank's samples of a batch: every n-th one, so that each rank has its share of each kind."""
         return batch[self.column :: self.ranks]
 
     def check_batches(self, batches: Sequence[Tensor]) -> None:
@@ -69,14 +69,14 @@ class Parallel:
             )
 
     def begin(self, batch: Tensor) -> None:
-        """The iteration that follows is on this batch."""
+        """Call before the iteration on this batch."""
         self.share = len(self.part_of(batch)) / len(batch)
 
     # -- within a group of ranks that share batches -------------------------------------------------------------------
 
     @contextmanager
     def whole_batch(self) -> Iterator[None]:
-        """BatchNorm sees the whole batch meanwhile, where it is synchronised."""
+        """Within this context BatchNorm sees the whole batch, if it is synchronised."""
         if self.sync is None:
             yield
             return
@@ -94,7 +94,7 @@ class Parallel:
             self.total(tensor.mul_(self.share))
 
     def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same for several at once, as copies: what an objective needs that does more than add gradients up."""
+        """The same for several at once, as copies: for objectives that do more than sum gradients."""
         if self.ranks == 1:
             return list(tensors)
         together = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
@@ -103,7 +103,7 @@ class Parallel:
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
     def as_first(self, tensors: Iterable[Tensor]) -> None:
-        """Fill tensors with what rank 0 has: what every rank computed alike may differ in its rounding on GPUs."""
+        """Fill tensors with those of rank 0: what every rank has computed may differ in its rounding on GPUs."""
         if self.group.world == 1:
             return
         with answering():
@@ -119,13 +119,13 @@ class Parallel:
                 dist.all_reduce(tensor, group=self._group("learners"))
 
     def send(self, learner: int, tensors: Iterable[Tensor]) -> None:
-        """Fill what belongs to a learner with what the group that steps it has."""
+        """Fill a learner's tensors with those of the group that steps it."""
         if self.groups == 1:
             return
         source = self.owners[learner] * self.ranks + self.column
         with answering():
             for tensor in tensors:
-                dense = tensor.contiguous()  # which weights with channels last are not
+                dense = tensor.contiguous()  # weights with channels last are not
                 dist.broadcast(dense, src=source, group=self._group("learners"))
                 if dense is not tensor:
                     tensor.copy_(dense)
@@ -145,7 +145,7 @@ def parallel_for(job: Job, group: Group | None = None) -> Parallel:
 
 
 def cost(learner: LearnerOptions) -> float:
-    """Forward and backward passes of an iteration, roughly."""
+    """The approximate number of forward and backward passes of an iteration."""
     return 1.0 + sum(attack.steps for _, attack in learner.attacks())
 
 
