@@ -317,7 +317,7 @@ def test_draws_average_gradients_losses_and_margins():
     assert torch.allclose(mean.loss, sum(one.loss for one in passes) / 3)
     model = Random(network(4))
     APGD(steps=2, draws=5).run_round(model, batch, in_round(batch, 0), threat=Linf(0.1), seed=0)
-    assert model.passes == 3 * 5 + 2  # the start and two steps, the natural images and the verdict
+    assert model.passes == 3 * 5 + 1  # the start and two steps, and the verdict
 
 
 def test_seeds_restarts_and_targets_start_apart():

@@ -15,7 +15,10 @@ from evaluation_helpers import L2, LINF, first_images, run, verdicts
 from torch import Tensor, nn
 
 from generalist.attacks.apgd import APGD, TargetedAPGD
+from generalist.attacks.cw import CW
 from generalist.attacks.fab import FAB
+from generalist.attacks.mim import MIM
+from generalist.attacks.pgd_attack import PGD
 from generalist.attacks.square import Square
 from generalist.data.sets import Batch
 from generalist.evaluation import suite
@@ -130,6 +133,31 @@ def test_no_success_counts_that_the_model_itself_denies(monkeypatch: pytest.Monk
     lied = run(model, images, attacks=("natural", Square(queries=2)), threats=(LINF,))
     assert lied["square/linf:0.12"].correct >= honest["square/linf:0.12"].correct
     assert lied["square/linf:0.12"].correct > 0
+
+
+def test_a_sample_that_the_searched_network_alone_gets_wrong_is_attacked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on the edge, where folding decides, and by a model that answers at random. Once it kept its own image, which
+    the model itself gets right, and so it counted as robust."""
+    model, images = trained(), first_images(40)
+    attacks = ("natural", PGD(steps=5), MIM(steps=5), CW(steps=5), APGD(steps=5), Square(queries=40))
+    honest = run(model, images, attacks=attacks, threats=(LINF,))
+
+    def doubter(model: AnyPrecision, x: Tensor, *, compiled: bool = False) -> Searched:
+        known = images.batch(torch.arange(len(images))).x.flatten(1)
+
+        def network(x: Tensor) -> Tensor:
+            natural = (x.detach().flatten(1)[:, None] == known).all(2).any(1)
+            logits: Tensor = model(x)
+            return torch.where(natural[:, None], -logits, logits)
+
+        return Searched(network, folded=False)
+
+    monkeypatch.setattr(suite, "full_precision", doubter)
+    doubted = run(model, images, attacks=attacks, threats=(LINF,))
+    assert doubted == honest
+    assert all(accuracy.correct < honest["natural"].correct for name, accuracy in honest.items() if name != "natural")
 
 
 # -- crews -----------------------------------------------------------------------------------------------------------

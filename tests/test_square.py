@@ -215,7 +215,6 @@ def test_queries_are_counted_exactly(norm: str) -> None:
     found = Square(queries=30).run_round(model, batch_of(x), torch.zeros(7).long(), threat=THREATS[norm], seed=0)
     assert found.queries.tolist() == [0, 1, 2, 17, 29, 30, 30]
     assert model.calls == 30 + 2  # one for the natural images, one for the verdict
-    assert torch.equal(found.x[0], x[0])
 
 
 def test_a_batch_with_nothing_left_stops() -> None:

@@ -239,7 +239,7 @@ def test_square_finds_the_same_around_windows(
     x = place.images()
     with torch.no_grad():
         y = network(x).argmax(1)
-    y[1] = (y[1] + 1) % 5  # wrong as it is, and left alone
+    y[1] = (y[1] + 1) % 5  # wrong as it is
     sides: set[int] = set()
     own = Windows.fill
     monkeypatch.setattr(Windows, "fill", lambda self, x: (sides.add(self.side), own(self, x))[1])

@@ -17,10 +17,10 @@ from torch import Tensor
 from generalist.attacks import losses
 from generalist.attacks.apgd_l1 import search_l1
 from generalist.attacks.ascent import Ascent, Labels, Point, Search, Trail, pick
-from generalist.attacks.base import Found
+from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import SampleLoss
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.rounds import InRounds, check_counts
 from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -139,7 +139,7 @@ class APGD(InRounds):
             ascent = Ascent(model, LOSSES[self.loss], key=self, draws=self.draws)
             start = starting_point(self.name, batch, round, threat=threat, seed=seed)
             x = SEARCHES[threat.name](ascent, batch.x, (batch.y,), start, threat=threat, steps=self.steps)
-            return settle(model, batch, x, threat=threat)
+            return verdict(model, batch, x, threat=threat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class TargetedAPGD(InRounds):
             ascent = Ascent(model, losses.dlr_targeted, key=self)
             start = starting_point(self.name, batch, round, threat=threat, seed=seed)
             x = SEARCHES[threat.name](ascent, batch.x, (batch.y, target), start, threat=threat, steps=self.steps)
-            return settle(model, batch, x, threat=threat)
+            return verdict(model, batch, x, threat=threat)
 
 
 def starting_point(attack: str, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Tensor:

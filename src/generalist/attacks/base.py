@@ -47,11 +47,18 @@ class Attack(Protocol):
         ...
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
-        """Attack each sample in the round given for it, int64 [B]: from 0 to below `rounds`."""
+        """Attack each sample in the round given for it, int64 [B]: from 0 to below `rounds`.
+
+        Also samples that this model gets wrong as they are: the caller asks only about samples that the model under
+        evaluation gets right. A random model, or a faster form of it, may disagree, and must not leave them unattacked.
+        """
         ...
 
     def run(self, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-        """All rounds on one batch: for each sample the first success, or the last try."""
+        """All rounds on one batch: for each sample the first success, or the last try.
+
+        A sample that is wrong as it is keeps its own image.
+        """
         ...
 
 

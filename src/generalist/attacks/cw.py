@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from generalist.attacks.ascent import pick
-from generalist.attacks.base import Found
+from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, borrowed, gradient_of
 from generalist.attacks.pgd_attack import restarted_pgd, summed_margin
-from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.rounds import InRounds, check_counts
 from generalist.attacks.threats import L2, Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -44,8 +44,9 @@ class CW(InRounds):
         return "cw"
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
-        x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, loss=summed_margin)
-        return settle(model, batch, x, threat=threat)
+        with borrowed(model):
+            x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, loss=summed_margin)
+            return verdict(model, batch, x, threat=threat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class CWL2(InRounds):
             raise GeneralistError(f"cw-l2 looks for small l2 perturbations and cannot judge {threat}: use cw for it")
         with borrowed(model):
             nearest, _ = self.nearest(model, batch.x, batch.y)
-            return settle(model, batch, perturb(batch.x, threat.project(nearest - batch.x)), threat=threat)
+            return verdict(model, batch, perturb(batch.x, threat.project(nearest - batch.x)), threat=threat)
 
     def nearest(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest misclassified images, or the image itself where none was found; and where [B] one was found."""

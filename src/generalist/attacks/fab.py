@@ -86,10 +86,10 @@ class FAB(InRounds):
 
     def _search(self, model: Classifier, batch: Batch, round: Tensor, threat: Threat, seed: int) -> Tensor:
         natural, y = widen(batch.x.detach()), batch.y
-        logits = _logits(model, batch.x)
-        wrong = _misclassified(logits, y)
-        target = None if self.targets is None else likely_wrong(logits, y, round // self.restarts + 1)
-        best, distance = natural, torch.where(wrong, 0, torch.inf).to(natural.dtype)
+        target = None
+        if self.targets is not None:
+            target = likely_wrong(_logits(model, batch.x), y, round // self.restarts + 1)
+        best, distance = natural, natural.new_full(y.shape, torch.inf)
         x = self._start(batch, round, threat, seed)
         given = (natural, y) if target is None else (natural, y, target)
         approach = Approach(x, best, distance)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from generalist.attacks.base import Found
+from generalist.attacks.base import Found, verdict
 from generalist.attacks.pgd import Classifier, borrowed, input_gradient, summed_cross_entropy
-from generalist.attacks.rounds import InRounds, settle
+from generalist.attacks.rounds import InRounds
 from generalist.attacks.threats import Threat, perturb
 from generalist.data.sets import Batch
 
@@ -25,4 +25,4 @@ class FGSM(InRounds):
         with borrowed(model):
             grad = input_gradient(model, batch.x, batch.y, summed_cross_entropy)
             x = perturb(batch.x, threat.project(threat.eps * threat.steepest(grad)))
-            return settle(model, batch, x, threat=threat)
+            return verdict(model, batch, x, threat=threat)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from generalist.attacks.base import Found
+from generalist.attacks.base import Found, verdict
 from generalist.attacks.pgd import Classifier, borrowed, input_gradient, starting_point, summed_cross_entropy
-from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.rounds import InRounds, check_counts
 from generalist.attacks.threats import Threat, per_sample, perturb
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -53,7 +53,7 @@ class MIM(InRounds):
             step = recorded(model, (self, threat), partial(self._step, model, threat, size))
             for _ in range(self.steps):
                 path = step(path, (x, batch.y))
-            return settle(model, batch, path.adversarial, threat=threat)
+            return verdict(model, batch, path.adversarial, threat=threat)
 
     def _step(self, model: Classifier, threat: Threat, size: float, path: Path, given: Given) -> Path:
         x, y = given

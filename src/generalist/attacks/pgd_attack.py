@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from generalist.attacks import losses
-from generalist.attacks.base import Found
-from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, pgd, summed_cross_entropy
-from generalist.attacks.rounds import InRounds, check_counts, settle
+from generalist.attacks.base import Found, verdict
+from generalist.attacks.pgd import AttackOptions, BatchLoss, Classifier, borrowed, pgd, summed_cross_entropy
+from generalist.attacks.rounds import InRounds, check_counts
 from generalist.attacks.threats import Threat
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -38,8 +38,9 @@ class PGD(InRounds):
         return self.restarts
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
-        x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, step=self.step)
-        return settle(model, batch, x, threat=threat)
+        with borrowed(model):
+            x = restarted_pgd(model, batch, round, threat=threat, seed=seed, steps=self.steps, step=self.step)
+            return verdict(model, batch, x, threat=threat)
 
 
 def restarted_pgd(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from generalist.attacks.base import Attack, Found, verdict
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.threats import Threat, per_sample, widen
+from generalist.attacks.threats import Threat, per_sample
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
 
@@ -32,10 +33,15 @@ class InRounds(ABC):
 
 
 def run_rounds(attack: Attack, model: Classifier, batch: Batch, *, threat: Threat, seed: int) -> Found:
-    """All rounds over the whole batch: for each sample the first success, or the last try."""
+    """All rounds over the whole batch: for each sample the first success, or the last try.
+
+    A sample that is wrong as it is keeps its own image.
+    """
     with borrowed(model):
         count = attack.rounds(class_count(model, batch))
+        wrong = verdict(model, batch, batch.x, threat=threat).broken
         found = attack.run_round(model, batch, torch.zeros_like(batch.y), threat=threat, seed=seed)
+        found = replace(found, x=torch.where(per_sample(wrong, found.x), batch.x, found.x), broken=found.broken | wrong)
         for i in range(1, count):
             if bool(found.broken.all()):  # waits for the device, once a round
                 break
@@ -43,14 +49,6 @@ def run_rounds(attack: Attack, model: Classifier, batch: Batch, *, threat: Threa
             x = torch.where(per_sample(found.broken, found.x), found.x, another.x)
             found = Found(x=x, broken=found.broken | another.broken)
         return found
-
-
-@torch.no_grad()
-def settle(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Found:
-    """The verdict on an attack's images `x`; a sample that is misclassified already keeps its natural image."""
-    with borrowed(model):
-        wrong = widen(model(batch.x)).argmax(1) != batch.y
-        return verdict(model, batch, torch.where(per_sample(wrong, x), batch.x, x), threat=threat)
 
 
 @torch.no_grad()

@@ -101,7 +101,8 @@ class Square(InRounds):
                     break
                 search.run(painter, draws, share, stage, key=(self, threat))
             found = verdict(model, batch, search.hunt.best.to(batch.x.dtype), threat=threat)
-            return SquareFound(x=found.x, broken=found.broken, queries=search.hunt.queries.clone())
+            queries = torch.where(search.wrong, 0, search.hunt.queries)
+            return SquareFound(x=found.x, broken=found.broken, queries=queries)
 
 
 class Hunt(NamedTuple):
@@ -128,12 +129,12 @@ class _Search:
     """The search over one batch. Nothing here waits for the device but `unbroken_left`."""
 
     def __init__(self, model: Classifier, batch: Batch) -> None:
-        """Evaluate the natural images: one that is misclassified already needs no search."""
+        """Evaluate the natural images, for the number of classes and for those that need no query."""
         self._model, self._dtype = model, batch.x.dtype
         self.natural = widen(batch.x.detach())
         logits = widen(model(batch.x))
-        wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # nan is no success
-        margin = torch.where(wrong, torch.inf, -torch.inf).to(logits.dtype)
+        self.wrong = (logits.argmax(1) != batch.y) & ~logits.isnan().any(1)  # nan is no success
+        margin = torch.full_like(logits[:, 0], -torch.inf)
         self._first = torch.zeros(1, dtype=torch.int64, device=batch.y.device)
         self.hunt = Hunt(self.natural, margin, torch.zeros_like(batch.y), self._first)
         # As in `losses.margin`, but the masks of the labels are made once for thousands of queries.
