@@ -26,7 +26,8 @@ class Accuracy:
         z, n, p = 1.959964, self.total, self.value
         middle = (p + z * z / (2 * n)) / (1 + z * z / n)
         half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        # It always holds the share itself; at 0 and 1 it ends there, which rounding would miss.
+        return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
 
     def as_json(self) -> dict[str, Any]:
         """What summary.json says of it."""
