@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generalist.attacks.fab import FAB
-from generalist.attacks.losses import likely_wrong
+from generalist.attacks.losses import likely_wrong, margin
 from generalist.attacks.projections import dual_norm, step_to_plane
+from generalist.attacks.rounds import a_little_beyond
 from generalist.attacks.threats import L1, L2, Linf, Threat
 from generalist.core import random
 from generalist.core.errors import GeneralistError
@@ -159,12 +160,13 @@ def test_fab_finds_the_exact_distance_to_a_linear_boundary(norm: str) -> None:
     y = (x @ w.T).argmax(1)
     threat = type(UNIT[norm])(100.0)
     for attack in (FAB(), FAB(targets=9)):
-        found = attack.run(lambda z: z @ w.T, batch_of(x, y), threat=threat, seed=0)
-        assert found.broken.all()
+        batch = batch_of(x, y)
+        found = attack.nearest(lambda z: z @ w.T, batch, in_round(batch, 0), threat=threat, seed=0)
+        assert attack.run(lambda z: z @ w.T, batch, threat=threat, seed=0).broken.all()
         for i in range(len(x)):
             normal = (w[1 - y[i]] - w[y[i]]).numpy()
             best = SMALLEST[norm](x[i].numpy(), normal, float(normal @ x[i].numpy()))
-            size = float(threat.norm(found.x[i : i + 1] - x[i : i + 1]))
+            size = float(threat.norm(found[i : i + 1] - x[i : i + 1]))
             # A step overshoots by 5% of what a pull-back of 10% left: half a percent, less what the search regains.
             assert best * (1 - 1e-4) <= size <= best * (1 + (5e-3 if norm == "linf" else 1e-3))
 
@@ -177,8 +179,8 @@ def test_rounds_look_at_one_class_each_and_untargeted_fab_at_the_nearest(norm: s
 
     def size(attack: FAB, round: int) -> Tensor:
         batch = batch_of(x, y)
-        found = attack.run_round(lambda z: (z - 0.5) @ w.T, batch, in_round(batch, round), threat=threat, seed=0)
-        return threat.norm(found.x - x)
+        found = attack.nearest(lambda z: (z - 0.5) @ w.T, batch, in_round(batch, round), threat=threat, seed=0)
+        return threat.norm(found - x)
 
     targeted = FAB(targets=9)
     each = torch.stack([size(targeted, i) for i in range(targeted.rounds(4))])
@@ -206,6 +208,28 @@ def test_broken_means_within_eps() -> None:
         found = FAB().run(lambda z: z @ w.T, batch_of(x, y), threat=threat, seed=0)
         assert bool(found.broken) is broken
         assert float(threat.norm(found.x - x)) <= threat.eps * (1 + 1e-6)
+
+
+@every_norm
+def test_what_is_found_is_wrong_by_more_than_rounding(network: nn.Module, norm: str) -> None:
+    """The nearest image lies on the boundary, where the rounding of the network that judges it would decide."""
+    batch, threat = right_digits(network, 60), type(UNIT[norm])(EPS[norm])
+    attack = FAB(iterations=20)
+    nearest = attack.nearest(network, batch, in_round(batch, 0), threat=threat, seed=0)
+    found = attack.run(network, batch, threat=threat, seed=0)
+
+    def lead(x: Tensor) -> Tensor:
+        return margin(network(x).detach(), batch.y)
+
+    def room(x: Tensor) -> Tensor:
+        return threat.norm(x - batch.x) < 0.95 * threat.eps
+
+    before, after = lead(nearest), lead(found.x)
+    assert (after >= before).all() and torch.equal(found.broken, after > 0)
+    clear = found.broken & room(nearest)
+    assert clear.sum() > 5 and (after[clear] > 1e-3).all()
+    assert (before[clear] < 1e-4).sum() > 2
+    assert (threat.norm(found.x - batch.x) <= threat.eps * (1 + 1e-6)).all()
 
 
 # Rounds, restarts and what always holds
@@ -325,7 +349,12 @@ def test_a_search_never_looks_at_a_value(norm: str, targets: int | None) -> None
         w = torch.empty(3, 16)
         batch = batch_of(torch.empty(4, 1, 4, 4), torch.empty(4).long())
         attack = FAB(iterations=3, targets=targets)
-        x = attack._search(lambda z: z.flatten(1) @ w.T, batch, in_round(batch, 0), UNIT[norm], 0)
+
+        def model(z: Tensor) -> Tensor:
+            return z.flatten(1) @ w.T
+
+        x = attack.nearest(model, batch, in_round(batch, 0), threat=UNIT[norm], seed=0)
+        x = a_little_beyond(model, batch, x, threat=UNIT[norm])
     assert x.shape == (4, 1, 4, 4)
 
 

@@ -18,7 +18,7 @@ from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, borrowed, gradient_of
 from generalist.attacks.pgd_attack import restarted_pgd, summed_margin
-from generalist.attacks.rounds import InRounds, check_counts
+from generalist.attacks.rounds import InRounds, a_little_beyond, check_counts
 from generalist.attacks.threats import L2, Threat, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -80,7 +80,8 @@ class CWL2(InRounds):
             raise GeneralistError(f"cw-l2 looks for small l2 perturbations and cannot judge {threat}: use cw for it")
         with borrowed(model):
             nearest, _ = self.nearest(model, batch.x, batch.y)
-            return verdict(model, batch, perturb(batch.x, threat.project(nearest - batch.x)), threat=threat)
+            x = perturb(batch.x, threat.project(nearest - batch.x))
+            return verdict(model, batch, a_little_beyond(model, batch, x, threat=threat), threat=threat)
 
     def nearest(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest misclassified images, or the image itself where none was found; and where [B] one was found."""

@@ -23,7 +23,7 @@ from generalist.attacks.base import Found, verdict
 from generalist.attacks.losses import likely_wrong
 from generalist.attacks.pgd import Classifier, borrowed
 from generalist.attacks.projections import dual_norm, step_to_plane
-from generalist.attacks.rounds import InRounds, check_counts
+from generalist.attacks.rounds import InRounds, a_little_beyond, check_counts
 from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
@@ -82,9 +82,11 @@ class FAB(InRounds):
 
     def run_round(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Found:
         with borrowed(model):
-            return verdict(model, batch, self._search(model, batch, round, threat, seed), threat=threat)
+            x = self.nearest(model, batch, round, threat=threat, seed=seed)
+            return verdict(model, batch, a_little_beyond(model, batch, x, threat=threat), threat=threat)
 
-    def _search(self, model: Classifier, batch: Batch, round: Tensor, threat: Threat, seed: int) -> Tensor:
+    def nearest(self, model: Classifier, batch: Batch, round: Tensor, *, threat: Threat, seed: int) -> Tensor:
+        """The nearest misclassified images that were found; what is further away than eps is drawn back to it."""
         natural, y = widen(batch.x.detach()), batch.y
         target = None
         if self.targets is not None:

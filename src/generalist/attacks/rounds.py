@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from generalist.attacks.base import Attack, Found, verdict
+from generalist.attacks.losses import margin
 from generalist.attacks.pgd import Classifier, borrowed
-from generalist.attacks.threats import Threat, per_sample
+from generalist.attacks.threats import Threat, per_sample, perturb, widen
 from generalist.core.errors import GeneralistError
 from generalist.data.sets import Batch
+
+BEYOND = 1.1
+"""The factor by which attacks for the nearest image enlarge the perturbation that they found."""
 
 
 class InRounds(ABC):
@@ -49,6 +53,21 @@ def run_rounds(attack: Attack, model: Classifier, batch: Batch, *, threat: Threa
             x = torch.where(per_sample(found.broken, found.x), found.x, another.x)
             found = Found(x=x, broken=found.broken | another.broken)
         return found
+
+
+@torch.no_grad()
+def a_little_beyond(model: Classifier, batch: Batch, x: Tensor, *, threat: Threat) -> Tensor:
+    """Move the images a tenth further from the originals, within the ball, where that makes them more wrong.
+
+    For attacks that look for the nearest misclassified image. It lies on the decision boundary, where rounding decides
+    whether the model under evaluation, which has the last word, agrees with the network that was searched.
+    """
+    delta = x - batch.x
+    size = threat.norm(delta)
+    factor = torch.where(size > 0, threat.eps / size, 1).clamp(1, BEYOND)
+    further = perturb(batch.x, per_sample(factor, x).to(x.dtype) * delta)
+    before, after = (margin(widen(model(image)), batch.y) for image in (x, further))
+    return torch.where(per_sample(after > before, x), further, x)
 
 
 @torch.no_grad()
