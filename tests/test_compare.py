@@ -16,7 +16,7 @@ from cli_helpers import run_main
 from compare_helpers import write_run, write_summary
 
 from generalist import evaluate, train
-from generalist.compare import Comparison, compare
+from generalist.compare import Comparison, compare, rows_of
 from generalist.comparison_rows import UNION_MEAN, UNION_WORST, Cell, Row
 from generalist.comparison_text import to_csv, to_latex, to_markdown
 from generalist.console import console
@@ -60,6 +60,23 @@ def test_a_mean_of_other_attacks_than_autoattack_is_not_the_papers_union(mine: P
         mine, "b", {"natural": Accuracy(1, 2).as_json()}, mean_over_threats={"value": 0.5, "of": "worst_case"}
     )
     assert UNION_MEAN not in compare([mine]).columns
+
+
+def test_figures_of_two_draws_of_images_stay_together(tmp_path: Path) -> None:
+    """The lower of two natural accuracies is no stronger attack, and goes with the other's robust accuracy."""
+    run, figure = write_run(tmp_path / "run", "cifar10-resnet18-d"), lambda right: Accuracy(right, 1000).as_json()
+    threat = "linf:8/255"
+    for key, samples, figures in (
+        ("best-a", "one", {"natural": 900, f"aa/{threat}": 470, f"apgd-ce/{threat}": 490}),
+        ("best-b", "two", {"natural": 880, f"apgd-ce/{threat}": 480, f"pgd-20/{threat}": 500}),
+        ("best-c", "one", {"natural": 900, f"apgd-ce/{threat}": 485}),
+    ):
+        accuracy = {name: figure(right) for name, right in figures.items()}
+        write_summary(run, key, accuracy, identity={"samples": samples})
+    (row,) = rows_of(run)
+    found = {column: round(1000 * cell.value) for column, cell in row.cells.items()}
+    wanted = {"natural": 900, f"aa/{threat}": 470, f"apgd-ce/{threat}": 485, f"pgd-20/{threat}": 500}
+    assert found == wanted
 
 
 def test_more_images_count_more_and_of_equals_the_lower_accuracy(tmp_path: Path) -> None:

@@ -118,10 +118,15 @@ def _origin(directory: RunDirectory, recipe: Recipe) -> str:
 
 
 def _target(summary: dict[str, Any]) -> Target:
-    identity = summary.get("identity")
-    known = identity if isinstance(identity, dict) else {}
+    known = _known(summary)
     texts = (summary.get("subject", "model"), summary.get("split", ""), known.get("weights", ""), known.get("data", ""))
     return Target(*map(str, texts))
+
+
+def _known(summary: dict[str, Any]) -> dict[str, Any]:
+    """What its verdicts depend on, where it says so."""
+    identity = summary.get("identity")
+    return identity if isinstance(identity, dict) else {}
 
 
 def _apart(what: Target, own: bool, others: Iterable[Target], current: str | None) -> str:
@@ -143,17 +148,21 @@ def named(run: str, apart: str) -> str:
 
 
 def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
-    """The figures of several evaluations. The one on more images counts, and of two on equally many, the lower one.
-    Unions over different threats are different figures, and a worst case under AutoAttack counts before others."""
+    """The figures of several evaluations. The one on more images counts; of two on the same images, the lower one, of the
+    stronger attack; of two equally large draws, the first. Unions over different threats are different figures, and a
+    worst case under AutoAttack counts before others."""
     cells: dict[tuple[str, str], Cell] = {}
-    ranks: dict[tuple[str, str], tuple[bool, int, float]] = {}
+    ranks: dict[tuple[str, str], tuple[bool, int]] = {}
+    draws: dict[tuple[str, str], Any] = {}
     for path, summary in summaries:
-        found = cells_in(summary, path)
+        found, draw = cells_in(summary, path), _known(summary).get("samples")
         for column, cell in found.items():
             strong = column == UNION_WORST and UNION_MEAN in found  # that mean is of AutoAttack in every threat
-            key, rank = (column, cell.of), (strong, cell.samples or 0, -cell.value)
-            if key not in cells or rank > ranks[key]:
-                cells[key], ranks[key] = cell, rank
+            key, rank = (column, cell.of), (strong, cell.samples or 0)
+            before = cells.get(key)
+            lower = before is not None and rank == ranks[key] and draw == draws[key] and cell.value < before.value
+            if before is None or rank > ranks[key] or lower:
+                cells[key], ranks[key], draws[key] = cell, rank, draw
     several = of_several(cells)
     return {in_full(column, of) if column in several else column: cell for (column, of), cell in cells.items()}
 
@@ -190,8 +199,8 @@ def cells_in(summary: dict[str, Any], path: Path) -> dict[str, Cell]:
 
 def _together(summary: dict[str, Any]) -> dict[str, str]:
     """The names of a cascade's columns by all attacks so far: behind `aa/linf`, pgd-20 becomes `aa + pgd-20/linf`."""
-    known = summary.get("identity")
-    columns = known.get("columns") if isinstance(known, dict) and known.get("mode") == "cascade" else None
+    known = _known(summary)
+    columns = known.get("columns") if known.get("mode") == "cascade" else None
     so_far: dict[str, list[str]] = {}
     found = {}
     for column in map(str, columns if isinstance(columns, list) else []):
