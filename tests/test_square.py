@@ -160,12 +160,11 @@ def test_linf_starts_with_stripes_and_repaints_one_sign_a_channel() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 9)], ids=str)
-@pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_a_repainted_window_spends_the_budget_exactly(norm: str, shape: tuple[int, ...]) -> None:
+def test_a_repainted_window_spends_the_budget_exactly(shape: tuple[int, ...]) -> None:
     """Far from the walls nothing is clipped, so a start and all that follows have norm eps."""
-    threat = type(THREATS[norm])(0.2)
+    threat = L2(0.2)
     x = torch.full((12, *shape), 0.5).double()
-    painter = PAINTERS.get(norm)(x, threat.eps)
+    painter = PAINTERS.get("l2")(x, threat.eps)
     delta = painter.start(draws(12)) - x
     full = torch.full((12,), threat.eps).double()
     assert torch.allclose(threat.norm(delta), full)
@@ -181,13 +180,38 @@ def test_a_repainted_window_spends_the_budget_exactly(norm: str, shape: tuple[in
     assert torch.allclose(threat.norm(painter.repainted(delta / 3, planned(painter, 12, 50))), full)
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 9)], ids=str)
+def test_in_l1_a_window_gets_its_share_times_the_channels_and_the_whole_is_projected(shape: tuple[int, ...]) -> None:
+    """Far from the walls: what both windows held and the channel's part of what was not used, times the channels."""
+    eps, channels = 0.2, shape[0]
+    x = torch.full((12, *shape), 0.5).double()
+    painter = PAINTERS.get("l1")(x, eps)
+    best = painter.start(draws(12))
+    for query in range(1, 30):
+        painter.resize(0.8 / query)
+        plan, delta = planned(painter, 12, query), 0.9 * (best - x)  # a tenth of eps is not used
+        new = painter.repainted(delta, plan)
+        first, second = (windows(painter, 12, range(query, query + 1), what)[0] for what in ("window", "erased"))
+        held = (delta.abs() * (first | second)).sum((2, 3))
+        unused = (eps - delta.abs().sum((1, 2, 3))).clamp_min(0)[:, None]
+        assert torch.allclose((new.abs() * first).sum((2, 3)), channels * held + unused)
+        assert torch.equal(new * ~(first | second), delta * ~(first | second))
+        assert not (new * (second & ~first)).any()
+        best = painter.proposal(x + delta, painter.given, plan)
+        over = new.abs().sum((1, 2, 3)) > 1.001 * eps
+        assert torch.allclose(L1(eps).project(new), best - x) and bool(over.any()) is (channels > 1)
+    assert channels == 1 or float(((best - x) == 0).double().mean()) > 0.2  # sparse
+
+
 def test_pyramids_are_the_papers_sums() -> None:
     for height, width in ((7, 3), (7, 4), (5, 5), (3, 1), (1, 1)):
         bump, n = pyramid(height, width), height // 2
         for r in range(1, height + 1):
             for s in range(1, width + 1):
                 depth = n - max(abs(r - height // 2 - 1), abs(s - width // 2 - 1))
-                assert float(bump[r - 1, s - 1]) == pytest.approx(sum(1 / (n + 1 - k) ** 2 for k in range(depth + 1)))
+                for decay, found in ((2, bump), (4, pyramid(height, width, decay=4))):
+                    wanted = sum(1 / (n + 1 - k) ** decay for k in range(depth + 1))
+                    assert float(found[r - 1, s - 1]) == pytest.approx(wanted)
     pair = opposite_pyramids(7)
     assert (pair[:, :3] > 0).all() and (pair[:, 3:] < 0).all()
     assert float(pair[:, :3].norm()) == pytest.approx(1) and float(pair[:, 3:].norm()) == pytest.approx(1)
@@ -350,9 +374,9 @@ def test_robust_accuracy_agrees_with_pyautoattack(
 ) -> None:
     """Its windows never reach the last row and column, which on 8x8 pixels costs it 3 to 7 points in linf and l2.
 
-    Ours, which reach them, must leave no more images than it does. With the same windows the linf and l2 searches
+    Ours, which reach them, must leave no more images than it does. With the same windows the searches
     differ in their random numbers only: over seeds the counts of 290 images vary by about 4, so the slack of 12 is 3
-    of those. Our l1 search is a simpler one, which is not compared with the same windows. The schedule of 5,000 queries
+    of those. In l1 ours leaves fewer all the same: 120 to 128 over seeds, it 139 to 144. The schedule of 5,000 queries
     is AutoAttack's.
     """
     theirs = pytest.importorskip("pyautoattack.square")
@@ -368,6 +392,5 @@ def test_robust_accuracy_agrees_with_pyautoattack(
     with torch.no_grad():
         left = int((network(attack.perturb(batch.x, batch.y)).argmax(1) == batch.y).sum())
     assert left_by_ours() <= left
-    if norm != "l1":
-        monkeypatch.setattr(Draws, "below", short_of_the_last_row_and_column)
-        assert abs(left_by_ours() - left) <= 12
+    monkeypatch.setattr(Draws, "below", short_of_the_last_row_and_column)
+    assert -(25 if norm == "l1" else 12) <= left_by_ours() - left <= 12

@@ -148,9 +148,9 @@ def named(run: str, apart: str) -> str:
 
 
 def _cells(summaries: Iterable[tuple[Path, dict[str, Any]]]) -> dict[str, Cell]:
-    """The figures of several evaluations. The one on more images counts; of two on the same images, the lower one, of the
-    stronger attack; of two equally large draws, the first. Unions over different threats are different figures, and a
-    worst case under AutoAttack counts before others."""
+    """The figures of several evaluations. The one on more images counts; of two on the same images, the lower one, of
+    the stronger attack; of two equally large draws, the first. Unions over different threats are different figures, and
+    a worst case under AutoAttack counts before others."""
     cells: dict[tuple[str, str], Cell] = {}
     ranks: dict[tuple[str, str], tuple[bool, int]] = {}
     draws: dict[tuple[str, str], Any] = {}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from generalist.attacks.apgd_l1 import project_to_ball_and_box
 from generalist.attacks.threats import perturb
 from generalist.core import random
 from generalist.core.registry import Registry
@@ -138,12 +139,14 @@ class BudgetPainter(Painter):
     which is erased, and what was unused, is spent again on the first, in the shape of two pyramids of opposite sign."""
 
     power: ClassVar[int]
+    decay: ClassVar[int] = 2
+    """How fast a pyramid falls off from its tip."""
     _shapes: tuple[Tensor, Tensor]
     """The shape to paint, upright and turned, each [S] and of norm 1."""
 
     def resize(self, share: float) -> None:
         super().resize(share)
-        pattern = opposite_pyramids(self.side).to(self.natural)
+        pattern = opposite_pyramids(self.side, power=self.power, decay=self.decay).to(self.natural)
         pattern = pattern / self._norm(pattern, (0, 1))
         self._shapes = pattern.flatten(), pattern.T.flatten()
 
@@ -156,14 +159,19 @@ class BudgetPainter(Painter):
 
     def start(self, draws: Draws) -> Tensor:
         """A grid of pyramids with random signs that uses all of eps."""
+        delta = self.tiled(draws, pyramid)
+        return perturb(self.natural, delta * (self.eps / self._norm(delta, (1, 2, 3))))
+
+    def tiled(self, draws: Draws, shape: Callable[[int, int], Tensor]) -> Tensor:
+        """A perturbation of square tiles, each of them `shape(height, width)` times a random sign per channel."""
         tile = max(1, min(self.height, self.width) // TILES)
         rows, columns = self.height // tile, self.width // tile
         signs = draws.signs(self.channels, rows, columns, what="tiles", queries=range(1))[0].to(self.natural)
-        tiles = torch.kron(signs, pyramid(tile, tile).to(self.natural)[None, None])
+        tiles = torch.kron(signs, shape(tile, tile).to(self.natural)[None, None])
         delta = torch.zeros_like(self.natural)
         top, left = (self.height - rows * tile) // 2, (self.width - columns * tile) // 2
         delta[:, :, top : top + rows * tile, left : left + columns * tile] = tiles
-        return perturb(self.natural, delta * (self.eps / self._norm(delta, (1, 2, 3))))
+        return delta
 
     def plan(self, draws: Draws, queries: range) -> tuple[Tensor, ...]:
         """For each query and sample the pixels [Q,B,C,S] of both windows, which of the second lie outside of the
@@ -230,16 +238,38 @@ class L2Painter(BudgetPainter):
 
 @PAINTERS.register("l1")
 class L1Painter(BudgetPainter):
-    """The l2 search with sums of absolute values for sums of squares; the next query reuses what the box clips.
-
-    Simpler than the l1 search of Croce & Hein 2021 ("Mind the box"), and a few points weaker where the box clips a lot.
+    """The l1 search of Croce & Hein 2021 ("Mind the box"), with sharper pyramids. A query paints more than eps, and the
+    whole is then projected onto ball and box together. That keeps its largest entries: few pixels, moved to their ends.
     """
 
     power = 1
+    decay = 4
+
+    def start(self, draws: Draws) -> Tensor:
+        """Tiles of norm 1 each, which together are several times eps, projected."""
+
+        def shape(side: int, _: int) -> Tensor:
+            pair = opposite_pyramids(side, power=self.power, decay=self.decay)
+            return pair / self._norm(pair, (0, 1))
+
+        return self._projected(self.natural, self.tiled(draws, shape))
+
+    def proposal(self, best: Tensor, given: Sequence[Tensor], query: Sequence[Tensor]) -> Tensor:
+        (natural,) = given
+        return self._projected(natural, self.repainted(best - natural, query))
+
+    def repainted(self, delta: Tensor, query: Sequence[Tensor]) -> Tensor:
+        """Every channel's window gets as many times its share of the budget as there are channels."""
+        painted = super().repainted(delta, query).flatten(2)
+        first = query[0]
+        return painted.scatter(2, first, self.channels * painted.gather(2, first)).reshape(delta.shape)
+
+    def _projected(self, natural: Tensor, delta: Tensor) -> Tensor:
+        return perturb(natural, project_to_ball_and_box(natural, delta, self.eps))
 
 
-def pyramid(height: int, width: int) -> Tensor:
-    """The paper's bump, float64: 1/(n+1)^2 + ... + 1/(d+1)^2 at Chebyshev distance d from the middle.
+def pyramid(height: int, width: int, *, decay: int = 2) -> Tensor:
+    """The paper's bump, float64: 1/(n+1)^2 + ... + 1/(d+1)^2 at Chebyshev distance d from the middle; or another power.
 
     n is half of the height, rounded down; the height is the longer side.
     """
@@ -247,11 +277,11 @@ def pyramid(height: int, width: int) -> Tensor:
     rows = (torch.arange(height) - half).abs()
     columns = (torch.arange(width) - width // 2).abs()
     distance = torch.maximum(rows[:, None], columns[None, :])
-    terms = 1 / torch.arange(1, half + 2, dtype=torch.float64) ** 2
+    terms = 1 / torch.arange(1, half + 2, dtype=torch.float64) ** decay
     return terms.flip(0).cumsum(0).flip(0)[distance]
 
 
-def opposite_pyramids(side: int) -> Tensor:
-    """A square of two bumps side by side, of opposite signs and equal Euclidean length, float64."""
-    parts = [pyramid(side, side // 2), -pyramid(side, side - side // 2)]
-    return torch.cat([part / part.norm() if part.numel() else part for part in parts], 1)
+def opposite_pyramids(side: int, *, power: int = 2, decay: int = 2) -> Tensor:
+    """A square of two bumps side by side, of opposite signs and of length 1 each in the norm of that power, float64."""
+    parts = [pyramid(side, side // 2, decay=decay), -pyramid(side, side - side // 2, decay=decay)]
+    return torch.cat([part / part.norm(power) if part.numel() else part for part in parts], 1)
