@@ -355,8 +355,13 @@ def test_the_example_names_what_runs_really_log(tmp_path: Path) -> None:
 
 
 def test_training_time_counts_every_step_once() -> None:
-    records = [{"step": 10, "images_per_second": 100.0}, {"step": 30, "images_per_second": 50.0}]
-    assert train_seconds(records, batch_size=5) == 10 * 5 / 100 + 20 * 5 / 50
+    records = [{"epoch": i, "step": 10 * i, "images_per_second": speed} for i, speed in ((1, 100.0), (2, 50.0))]
+    assert train_seconds(records, batch_size=5) == 10 * 5 / 100 + 10 * 5 / 50
+
+
+def test_training_time_is_that_of_the_epochs_that_a_branch_has_trained() -> None:
+    records = [{"epoch": i, "step": 10 * i, "images_per_second": 50.0} for i in (120, 121)]
+    assert train_seconds(records, batch_size=5) == 2 * 10 * 5 / 50
 
 
 def test_the_time_of_a_recipe_with_stages_is_that_of_all(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def epoch_batches(
     last: Literal["drop", "fill", "keep"],
     iterations: int | None = None,
 ) -> list[Tensor]:
-    """The batches of one pass over `index` in an order drawn for `epoch`.
+    """The batches of one pass over `index` in an order drawn for `epoch`, counted from 1.
 
     `last` says what becomes of an incomplete last batch: `drop` it, `fill` it from the start of the order (all
     shapes equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each
@@ -49,7 +49,7 @@ def epoch_batches(
     per_epoch = sum(sizes)
     if per_epoch == 0:  # one kept batch, too small for its share to make a whole sample
         return chunks
-    stream = _extra_stream(extra_index, start=epoch * per_epoch, count=per_epoch, seed=seed)
+    stream = _extra_stream(extra_index, start=(epoch - 1) * per_epoch, count=per_epoch, seed=seed)
     return [torch.cat(pair) for pair in zip(chunks, torch.split(stream, sizes), strict=True)]
 
 

@@ -74,10 +74,10 @@ def final_measurements(
 
 
 def train_seconds(records: Sequence[Mapping[str, Any]], *, batch_size: int) -> float:
-    """Seconds that the iterations took, from the logged speeds: a resumed run counts each epoch once."""
-    total, before = 0.0, 0
+    """Seconds that the iterations took, from the logged speeds: a resumed run counts each epoch once, and one that
+    begins at a `train.start_epoch` those of its own alone."""
+    total = 0.0
     for record in records:
         speed = record.get("images_per_second") or math.nan
-        total += (record["step"] - before) * batch_size / speed
-        before = record["step"]
+        total += record["step"] / record["epoch"] * batch_size / speed  # all epochs have as many steps
     return round(total, 2)
