@@ -15,7 +15,7 @@ import torch
 from cli_helpers import run_main
 from rich.console import Console
 from torch import nn
-from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe
+from training_helpers import CLASSES, L2, NATURAL, ROBUST, TinyNet, make_trainer, tiny_recipe, tiny_splits
 
 import generalist
 from generalist.bench.evaluate import Attacked, Case, load_case, warm_up
@@ -144,6 +144,19 @@ def test_the_subjects_train_on_the_same_images() -> None:
         losses.append(subject.losses())
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert all(0.5 < loss < 20 for loss in losses[0].values())
+
+
+def test_an_engine_is_measured_after_the_warm_up_of_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    perturbed: list[float] = []
+
+    def perturbation(weight: torch.Tensor, gradient: torch.Tensor, *, rho: float) -> torch.Tensor:
+        perturbed.append(rho)
+        return torch.zeros_like(weight)
+
+    monkeypatch.setattr("generalist.objectives.awp.perturbation", perturbation)
+    recipe = tiny_recipe([{**ROBUST, "objective": {"kind": "awp", "rho": 0.01, "warmup": 0.5}}])
+    engine_subject(Setting(recipe, tiny_splits(), CPU, total=1), "eager", print).step()
+    assert set(perturbed) == {0.01}
 
 
 @pytest.mark.parametrize(

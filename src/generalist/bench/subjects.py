@@ -74,14 +74,17 @@ def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) ->
             trust_code=setting.trust_code,
             listener=Listener(say=say),
         )
+    epoch = train.epochs  # the last, in which no objective is within its warm-up
     for learner in trainer.learners:
-        learner.objective.epoch_start(1)
+        learner.objective.epoch_start(epoch)
     batches = list(islice(cycle(_batches(job, trainer.train_index, trainer.extra_index)), setting.total))
-    feed = trainer.engine.feed(trainer.train_images, batches, epoch=1, seed=train.seed, options=job.data.augmentation)
+    feed = trainer.engine.feed(
+        trainer.train_images, batches, epoch=epoch, seed=train.seed, options=job.data.augmentation
+    )
     numbers = count()
 
     def step() -> None:
-        trainer.engine.set_progress(step=next(numbers), epoch=1, position=0.0)
+        trainer.engine.set_progress(step=next(numbers), epoch=epoch, position=0.0)
         trainer.engine.iteration(next(feed))
 
     return Subject(step, lambda: {name: means["loss"] for name, means in trainer.engine.take_means().items()})
@@ -94,7 +97,7 @@ def published_subject(setting: Setting) -> Subject:
     together, extra_index = with_extra(setting.splits)
     images = together.to(device)
     batches = [
-        images.augmented(index, epoch=1, seed=job.train.seed, options=job.data.augmentation)
+        images.augmented(index, epoch=job.train.epochs, seed=job.train.seed, options=job.data.augmentation)
         for index in _batches(job, train_index, extra_index)
     ]
     loop = PublishedLoop(job, setting.network())
