@@ -139,8 +139,9 @@ class LearnerOptions(Options):
 
     @model_validator(mode="after")
     def _trains_a_part(self) -> Self:
-        if self.trains and class_of(innermost(self.objective)).trains_copy:
-            raise ValueError(f"trains: {self.objective.kind!r} trains a second network, all of it; leave `trains` out")
+        inside = innermost(self.objective)
+        if self.trains and class_of(inside).trains_copy:
+            raise ValueError(f"trains: {inside.kind!r} trains a second network, all of it; leave `trains` out")
         if self.trains and self.own_attack().batchnorm == "train":
             raise ValueError("trains: attack.batchnorm train would put the resting part into training mode; use eval")
         return self
