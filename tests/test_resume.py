@@ -524,8 +524,23 @@ def test_a_crafted_header_is_refused(tmp_path: Path, header: str) -> None:
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     finished(tmp_path / "run")
     other = make_trainer(tiny_recipe(model={"name": "small", "width": 2}, train=FAST), tmp_path / "other")
-    with pytest.raises(GeneralistError, match="do not fit this architecture"):
+    with pytest.raises(GeneralistError, match=r"robust\.safetensors: the weights do not fit this architecture"):
         other.start_from(branch_files(str(tmp_path / "run"), ["robust"]))
+
+
+def test_weights_of_another_normalization_are_refused(tmp_path: Path) -> None:
+    """They would bring its numbers along, and the run would not be what its recipe says."""
+    made = [
+        tiny_recipe(train={**FAST, "epochs": 1}, model={"name": "tiny", "normalize": {"mean": [mean], "std": [0.2]}})
+        for mean in (0.5, 0.1)
+    ]
+    train(made[0], tmp_path / "run").directory.recipe.write_text(to_yaml(made[0]))
+    files = branch_files(str(tmp_path / "run"), ["robust"])
+    with pytest.raises(RecipeError, match=r"model\.normalize: it differs from that of .*robust\.safetensors"):
+        make_trainer(made[1], tmp_path / "other").start_from(files)
+    same = make_trainer(made[0], tmp_path / "same")
+    same.start_from(files)
+    assert float(same.learners[0].flat.state_dict()["mean"]) == 0.5
 
 
 def test_a_branch_keeps_the_count_of_the_average_it_continues(tmp_path: Path) -> None:

@@ -409,8 +409,19 @@ def test_schedules_that_are_half_over_need_weights_to_go_on_from(tmp_path: Path)
 
 def test_a_teacher_of_another_size_leaves_nothing_behind(tmp_path: Path) -> None:
     teacher = train(ALONE, overrides=["train.epochs=1"], out=tmp_path / "teacher", device="cpu")
-    with pytest.raises(GeneralistError, match="do not fit this architecture"):
+    with pytest.raises(GeneralistError, match=r"safetensors: the weights do not fit this architecture"):
         train(ALONE, overrides=["model.width=8", taught_by(teacher)], out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_of_another_normalization_leaves_nothing_behind(tmp_path: Path) -> None:
+    stages = [
+        {"name": "first"},
+        {"name": "second", "start": "first", "change": {"model": {"normalize": {"mean": [0.5], "std": [0.2]}}}},
+    ]
+    one = "model.normalize={mean: [0.1], std: [0.2]}"
+    with pytest.raises(RecipeError, match=r"stages\.second\.change\.model\.normalize: it differs from that of first"):
+        train({**ALONE, "stages": stages}, overrides=["train.epochs=1", one], out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from generalist.core.errors import RecipeError
 from generalist.core.run import AVERAGE, GLOBAL, PART, RunDirectory
 from generalist.recipe import FRESH, Recipe, StageOptions, stage_recipe
-from generalist.training.artefacts import artefact_file, branch_files, split_subject
+from generalist.training.artefacts import OTHER_NORMALIZE, artefact_file, branch_files, split_subject
 
 Shapes = dict[str, tuple[int, ...]]
 """The shapes of a network's tensors, by name."""
@@ -30,11 +30,11 @@ class Plan:
     @property
     def waits(self) -> bool:
         """Whether a source of its weights is an earlier stage, which has yet to run."""
-        return any(self.stage_of(text) is not None for text in self._starts())
+        return any(self.stage_of(text) is not None for text in self.starts())
 
     def sources(self) -> list[str]:
         """Everything that it reads from other runs: weights to start from, and those that its objectives ask for."""
-        return [*self._starts(), *(text for learner in self.recipe.learners for text in learner.sources())]
+        return [*self.starts(), *(text for learner in self.recipe.learners for text in learner.sources())]
 
     def source_files(self) -> dict[str, Path]:
         """The weights file of each subject that does not start fresh."""
@@ -56,7 +56,8 @@ class Plan:
         stage = self.stage_of(text)
         return str(self.earlier[stage].directory.path) + text[len(stage) :] if stage is not None else text
 
-    def _starts(self) -> list[str]:
+    def starts(self) -> list[str]:
+        """Where its weights come from."""
         return list(self.source.values()) if isinstance(self.source, dict) else [self.source] if self.source else []
 
 
@@ -123,6 +124,10 @@ def check_shapes(whole: Recipe, plans: Sequence[Plan], shapes: Sequence[Shapes])
     """Refuse a stage whose network differs from that of an earlier stage it reads from, before that one trains."""
     known = {stage.name: own for stage, own in zip(whole.stages, shapes, strict=False)}
     for i, plan in enumerate(plans):
+        for text in plan.starts():
+            stage = plan.stage_of(text)
+            if stage is not None and plan.earlier[stage].recipe.model.normalize != plan.recipe.model.normalize:
+                raise RecipeError(f"stages.{whole.stages[i].name}.change.model.normalize", OTHER_NORMALIZE.format(text))
         for text in plan.sources():
             if (stage := plan.stage_of(text)) is not None and known[stage] != shapes[i]:
                 odd = next(

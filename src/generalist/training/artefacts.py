@@ -13,9 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from generalist.core.errors import RunError
+from generalist.core.errors import GeneralistError, RecipeError, RunError
 from generalist.core.files import write_bytes
 from generalist.core.run import AVERAGE, GLOBAL, PART, RunDirectory
+from generalist.models import ModelOptions
+from generalist.tensors.flat import Flat
 from generalist.training.averaging import Average
 from generalist.training.global_learner import GlobalLearner, mix
 from generalist.training.learner import Learner
@@ -25,6 +27,8 @@ UPDATES = "updates"
 
 SHARE = "share"
 """How much of the global learner a learner's part makes up."""
+
+OTHER_NORMALIZE = "it differs from that of {}, whose numbers come with its weights: set it to those, or start fresh"
 
 
 def save_weights(path: Path, state: dict[str, Tensor], about: dict[str, Any], *, half: bool = False) -> None:
@@ -177,32 +181,50 @@ def start_from(
     learners: Sequence[Learner],
     global_learner: GlobalLearner,
     gammas: Sequence[float],
+    model: ModelOptions,
 ) -> list[dict[str, Any]]:
     """Load weights into learners and global learner; momenta stay zero. Returns what each file says of itself.
 
     A learner without a file starts from the global one's; where that has none either, it stays as it is. A global
-    learner without a file becomes the mix of the learners, by `gammas`.
+    learner without a file becomes the mix of the learners, by `gammas`. `model` is the recipe's.
     """
     abouts = []
     for learner in learners:
         if path := files.get(learner.name, files.get(GLOBAL)):
-            state, about = load_weights(path)
+            vector, counters, about = _read(path, learner.flat, model)
             abouts.append(about)
-            learner.flat.load(*learner.flat.read(state))
+            learner.flat.load(vector, counters)
         if learner.average:
             learner.average.restart(learner.flat)
             if average := files.get(learner.name + AVERAGE):
-                state, about = load_weights(average)
-                _fill(learner.average, *learner.flat.read(state), about)
+                _fill(learner.average, *_read(average, learner.flat, model))
     if GLOBAL in files:
-        state, about = load_weights(files[GLOBAL])
+        vector, counters, about = _read(files[GLOBAL], learners[0].flat, model)
         abouts.append(about)
-        _fill(global_learner, *learners[0].flat.read(state), about)
+        _fill(global_learner, vector, counters, about)
     else:
         mixed = mix([learner.flat.vector for learner in learners], gammas)
         _fill(global_learner, mixed, learners[global_learner.lead].flat.counters, {})
     _start_parts(files, learners, global_learner, gammas)
     return abouts
+
+
+def read_weights(path: Path, flat: Flat) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Vector, counters and header of a weights file of this architecture."""
+    state, about = load_weights(path)
+    try:
+        return *flat.read(state), about
+    except GeneralistError as error:
+        raise RunError(f"{path}: {error}") from None
+
+
+def _read(path: Path, flat: Flat, model: ModelOptions) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """The same of weights that are trained further, which must be of this `model`'s normalization, too."""
+    vector, counters, about = read_weights(path, flat)
+    before = about.get("model")
+    if isinstance(before, dict) and before.get("normalize") != model.model_dump(mode="json")["normalize"]:
+        raise RecipeError("model.normalize", OTHER_NORMALIZE.format(path))
+    return vector, counters, about
 
 
 def _start_parts(

@@ -22,7 +22,7 @@ from generalist.data.options import Splits
 from generalist.data.sampler import epoch_batches
 from generalist.tensors.state import restore, under
 from generalist.training import checkpoint as checkpoints
-from generalist.training.artefacts import load_weights, save_global, save_snapshot, start_from, unseen, weights_of
+from generalist.training.artefacts import read_weights, save_global, save_snapshot, start_from, unseen, weights_of
 from generalist.training.build import build_engine, build_learners, with_extra
 from generalist.training.engine import diverged
 from generalist.training.global_learner import GlobalLearner
@@ -114,14 +114,12 @@ class Trainer:
     def start_from(self, files: dict[str, Path]) -> None:
         """Begin from given weights instead of fresh ones."""
         gammas = self.job.gammas_at(self.job.train.start_epoch)
-        self._note_leaks(start_from(files, self.learners, self.global_learner, gammas))
+        self._note_leaks(start_from(files, self.learners, self.global_learner, gammas, self.job.model))
         self.global_learner.divide()
 
     def check_source(self, file: Path) -> None:
         """Check that weights an objective will ask for fit, and note whether they have seen images held out here."""
-        state, about = load_weights(file)
-        self.learners[0].flat.read(state)
-        self._note_leaks([about])
+        self._note_leaks([read_weights(file, self.learners[0].flat)[2]])
 
     def _note_leaks(self, abouts: Sequence[dict[str, Any]]) -> None:
         self.unseen = self.unseen.intersection(*(unseen(about, self.data, self.held_out) for about in abouts))
