@@ -19,8 +19,9 @@ from generalist.core.run import RunDirectory
 from generalist.data.options import load_splits
 from generalist.recipe import load_recipe
 from generalist.stage_plans import Plan
-from generalist.training.artefacts import artefact_file, files_of, load_weights
+from generalist.training.artefacts import artefact_file, branch_files, load_weights
 from generalist.training.loop import Listener
+from generalist.weights import weights_file
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits", "augmentation": {"crop": 1, "flip": False}},
@@ -473,11 +474,14 @@ def test_until_the_first_redistribution_a_generalist_is_its_lead_learner(tmp_pat
 def test_a_snapshot_that_has_lost_a_learner_is_refused(tmp_path: Path) -> None:
     run = train({**RECIPE, "stages": []}, overrides=["train.epochs=2"], out=tmp_path / "run", device="cpu")
     lost, names = run.snapshots / "2" / "natural.safetensors", ["linf", "natural", "of another recipe"]
-    assert files_of(run, None, names).keys() == {"global", "linf", "natural"}
+    assert branch_files(str(run.path), names).keys() == {"global", "linf", "natural"}
     lost.unlink()
-    with pytest.raises(RunError, match=r"2/natural.safetensors is gone: put it back, or .*run@2#global"):
-        files_of(run, None, names)
-    assert files_of(run, 2, ["linf"]).keys() == {"global", "linf"}
+    for asked in (lambda: branch_files(str(run.path), names), lambda: artefact_file(f"{run.path}#natural", "global")):
+        with pytest.raises(RunError, match=r"2/natural.safetensors is gone: put it back, or .*run@2#global"):
+            asked()
+    assert branch_files(f"{run.path}@2", ["linf"]).keys() == {"global", "linf"}
+    with pytest.raises(RunError, match="keeps no learner 'natural'; choose best, last, global, linf"):
+        weights_file(run.path, "natural")
 
 
 def test_a_variant_with_more_learners_branches_off_one_with_fewer(tmp_path: Path) -> None:

@@ -111,7 +111,15 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
 
     A learner that the other run does not have starts from the global learner.
     """
-    return files_of(*split_run_name(text), names)
+    run, epoch = split_run_name(text)
+    files = files_of(run, epoch, names)
+    folder = files[GLOBAL].parent
+    if folder != run.path and (lost := learners_of(run).intersection(names) - files.keys()):
+        raise RunError(
+            f"{folder / min(lost)}.safetensors is gone: put it back, or start from one network that is left, as with "
+            f"{run.path}@{folder.name}#{GLOBAL}"
+        )
+    return files
 
 
 def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict[str, Path]:
@@ -126,12 +134,6 @@ def files_of(run: RunDirectory, epoch: int | None, names: Sequence[str]) -> dict
             raise RunError(f"{run.path} has neither snapshots nor weights to start from")
         return {GLOBAL: path}
     folder = run.snapshots / str(epoch if epoch is not None else epochs[-1])
-    for name in learners_of(run).intersection(names):
-        if not (folder / f"{name}.safetensors").is_file():
-            raise RunError(
-                f"{folder / name}.safetensors is gone: put it back, or start all learners from one network, as with "
-                f"{run.path}@{folder.name}#{GLOBAL}"
-            )
     wanted = [GLOBAL, *names, *(name + ending for name in names for ending in (AVERAGE, PART))]
     return {name: path for name in wanted if (path := folder / f"{name}.safetensors").is_file()}
 
