@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 from torch import nn
 
@@ -33,10 +34,16 @@ WHOLE = "the whole network"
 
 def parts_of(names: Sequence[str], depth: int) -> list[str]:
     """The parts, by the first words of their tensors' names; of a list of stages each is one, but a list of single
-    layers (a convolution and its BatchNorm, say) is one as a whole."""
+    layers (a convolution and its BatchNorm, say) is one as a whole. A tensor beside the modules is one by itself; a
+    module that holds all others, as that around a normalization does, is none."""
+    modules = {name.partition(".")[0] for name in names if "." in name}
+    if len(modules) == 1 and any(name.count(".") > 1 for name in names):
+        (outer,) = modules
+        inside = [name.removeprefix(f"{outer}.") for name in names if "." in name]
+        return [*(name for name in names if "." not in name), *(f"{outer}.{part}" for part in parts_of(inside, depth))]
     found = list[str]()
     for name in names:
-        words = name.split(".")[:-1]
+        words = name.split(".")[:-1] or [name]
         numbered = next((i for i, word in enumerate(words) if word.isdecimal()), len(words))
         part = ".".join(words[: max(depth, 2 if numbered == 1 and len(words) > 2 else 1)])
         if part not in found:
@@ -59,7 +66,7 @@ def mixed(learners: Learners, part: str | None, factor: float) -> State:
     own, other = (
         dial.mixed_state(learners.states, shares(learners, each), lead=learners.lead) for each in (1.0, factor)
     )
-    return {name: other[name] if part is None or name.startswith(f"{part}.") else own[name] for name in own}
+    return {name: other[name] if part is None or f"{name}.".startswith(f"{part}.") else own[name] for name in own}
 
 
 def measure(machine: dial.Dial, state: State, *, test: bool) -> dict[str, list[int]]:
@@ -76,7 +83,9 @@ def explore(machine: dial.Dial, factors: Sequence[float], *, depth: int = 1, tes
     learners = machine.learners
     for factor in factors:
         shares(learners, factor)
-    parts = parts_of(list(learners.states[0]), depth)
+    first, *others = learners.states
+    differing = [name for name, tensor in first.items() if not all(torch.equal(tensor, each[name]) for each in others)]
+    parts = parts_of(differing, depth)
     turned = [(part, factor) for part in (None, *parts) for factor in factors]
     return {
         "run": learners.run.path.name,

@@ -53,6 +53,28 @@ def test_the_parts_of_networks(program: ModuleType) -> None:
     assert program.parts_of(names, 3) == ["stem.0", "stem.1", "stages.0.0", "stages.0.1", "stages.1.0", "fc"]
 
 
+def test_the_parts_of_networks_with_tensors_beside_their_modules(program: ModuleType) -> None:
+    """As transformers have them; and a normalization is around all the rest."""
+    names = ["token", "embed.weight", "blocks.0.norm.weight", "blocks.1.norm.weight"]
+    assert program.parts_of(names, 1) == ["token", "embed", "blocks.0", "blocks.1"]
+    inside = [f"model.{name}" for name in names]
+    expected = ["mean", "model.token", "model.embed", "model.blocks.0", "model.blocks.1"]
+    assert program.parts_of(["mean", *inside], 1) == expected
+    assert program.parts_of(["net.weight", "net.bias"], 1) == ["net"]
+
+
+def test_a_normalized_network_is_turned_in_its_parts(program: ModuleType, tmp_path: Path) -> None:
+    changes = [
+        *("train.epochs=2", "train.iterations=2", "model.width=4", "model.normalize={mean: [0.3], std: [0.4]}"),
+        *("validation.images=20", "validation.steps=1", "mixing.gamma=0.5", "mixing.redistribution.every=0"),
+    ]
+    run = api.train("digits-d", overrides=changes, out=tmp_path / "run", device="cpu")
+    learners = dial.learners_of(run)
+    found = program.explore(dial.Dial(learners, device="cpu", samples=20, steps=1), [0.0])
+    assert {row["part"] for row in found["turned"]} == {"the whole network", "model.features", "model.classifier"}
+    assert len(found["turned"]) == 3
+
+
 def test_the_command(program: ModuleType, run: RunDirectory, tmp_path: Path, capsys: Any) -> None:
     words = [str(run.path), "--device", "cpu", "--samples", "100", "--factors", "0", "1", "--steps", "2"]
     program.main([*words, "--json", str(tmp_path / "layers.json")])
