@@ -27,7 +27,7 @@ from generalist.export.card import escaped, fenced, one_line, shared_recipe
 from generalist.models import ModelOptions, build_model
 from generalist.recipe import parse
 from generalist.training.artefacts import load_weights, save_weights
-from generalist.weights import run_of
+from generalist.weights import run_of, weights_file
 
 HOSTILE = ["a|b`c`", "---\n# title", "<script>alert(1)</script>", "[x](javascript:1)", "*bold*_", "{{x}}", "\u202eevil"]
 RECIPE: dict[str, Any] = {
@@ -168,8 +168,18 @@ def test_the_card_of_a_learner_or_a_mixture_is_not_that_of_the_run(run: RunDirec
     exported = export_model(run.path / "mix" / "gamma-0.25.safetensors", to="hub-folder", out=tmp_path / "mixture")
     _, page = card_parts(exported.path)
     shares = ", ".join(f"{name} {share}" for name, share in mixture.gammas.items())
-    assert f"mixed by shares of another choice than the training's: {shares}; BatchNorm statistics: mixed" in page
+    assert f"the run's learners mixed by shares of another choice than the training's: {shares}; BatchNorm" in page
     assert any(f"--out {run.path / 'evaluation'}`" in note for note in exported.notes), "the way to its accuracies"
+    mixture.about["mix"]["source"] = "parts"
+    mixture.save(tmp_path / "parts.safetensors")
+    _, page = card_parts(export_model(tmp_path / "parts.safetensors", to="hub-folder", out=tmp_path / "parts").path)
+    assert "the run's learners' parts of its global learner mixed by shares" in page
+    shutil.copytree(run.path, tmp_path / "averaged")
+    last = weights_file(tmp_path / "averaged", "natural")
+    last.rename(last.with_name("natural.average.safetensors"))
+    exported = export_model(tmp_path / "averaged", to="hub-folder", which="natural.average", out=tmp_path / "mean")
+    _, page = card_parts(exported.path)
+    assert "These weights are the average over time of those of one learner, natural" in page
     _, page = card_parts(export_model(run.path, to="hub-folder", which="last", out=tmp_path / "last").path)
     assert "These weights are those of the last epoch" in page
 

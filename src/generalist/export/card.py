@@ -63,24 +63,35 @@ def _threats(threats: Sequence[ThreatOptions]) -> str:
     return escaped(", ".join(map(str, threats)) or "none")
 
 
+MIXED = {"raw": "learners", "averaged": "learners' averages", "parts": "learners' parts of its global learner"}
+"""What a mixture is of, by its source."""
+
+
 def _which(source: Source) -> str:
     """Which network of the run these weights are: what a run was trained against need not be what a learner was."""
     mix = source.about.get("mix")
     if isinstance(mix, dict) and isinstance(shares := mix.get("gamma"), dict):
         listed = ", ".join(f"{name} {share}" for name, share in shares.items())
+        mixed = MIXED.get(str(mix.get("source")), MIXED["raw"])
         return (
-            f"These weights are the run's learners mixed by shares of another choice than the training's: "
+            f"These weights are the run's {mixed} mixed by shares of another choice than the training's: "
             f"{escaped(listed)}; BatchNorm statistics: {escaped(str(mix.get('statistics')))}."
         )
     learner = _learner(source)
     if learner is not None:
         return (
-            f"These weights are those of one learner, {escaped(learner.name)} (objective "
+            f"These weights are {_kind(source)}those of one learner, {escaped(learner.name)} (objective "
             f"{escaped(learner.objective.kind)}; its own threat models: {_threats(learner.threats())}), and not of the "
             "network that the run is about."
         )
     kinds = {"best": "the best epoch by the recipe's rule", "last": "the last epoch"}
     return f"These weights are those of {kinds.get(source.name, escaped(source.name))}."
+
+
+def _kind(source: Source) -> str:
+    """What a learner's file holds but its weights as they are."""
+    kinds = {AVERAGE: "the average over time of ", PART: "what the global learner has of "}
+    return next((words for ending, words in kinds.items() if source.file.stem.endswith(ending)), "")
 
 
 def _learner(source: Source) -> LearnerOptions | None:
