@@ -22,11 +22,11 @@ from training_helpers import (
     train,
 )
 
-from generalist import dial
+from generalist import api, dial
 from generalist.core.errors import RecipeError, RunError
 from generalist.core.run import RunDirectory
 from generalist.recipe import Recipe, to_yaml
-from generalist.training.artefacts import branch_files, load_weights, save_weights
+from generalist.training.artefacts import artefact_file, branch_files, load_weights, save_weights
 from generalist.training.loop import Trainer
 
 LATE = {"epochs": [0, 2, 3], "values": [1, 1, 0.4]}
@@ -224,6 +224,12 @@ def test_a_learner_that_has_given_nothing_yet_has_no_part_to_mix(source: RunDire
     with pytest.raises(RunError, match=r"by epoch 2 natural has given nothing .* mix raw, or choose another epoch"):
         dial.learners_of(source, 2)
     assert dial.learners_of(source, 2, source="raw").own_gamma == {"natural": 0.0, "robust": 1.0}
+    for asked in (
+        lambda: artefact_file(f"{source.path}@2#natural.part", "x"),
+        lambda: api.load(source, which="natural.part@2"),
+    ):
+        with pytest.raises(RunError, match=r"2/natural\.part\.safetensors: by then the learner had given nothing"):
+            asked()
 
 
 def test_a_run_without_them_says_so(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from generalist.core.run import RunDirectory
 from generalist.evaluation.identity import weights_checksum
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import files_of, load_weights
+from generalist.training.artefacts import files_of, load_weights, trained
 
 GLOBALS = ("best", "last")
 """Names that `which` may have for the global learner, besides the subjects of snapshots."""
@@ -41,7 +41,7 @@ def weights_file(path: Path, which: str = "best") -> Path:
     files = files_of(run.require(), int(epoch) if at else None, [name])
     if name not in files:
         raise RunError(f"{run.path} keeps no learner {name!r}; choose {', '.join([*GLOBALS, *_kept(run, epoch)])}")
-    return files[name]
+    return trained(files[name])
 
 
 def _kept(run: RunDirectory, epoch: str) -> list[str]:

@@ -163,7 +163,14 @@ def artefact_file(text: str, subject: str) -> Path:
         return files.get(subject, files[GLOBAL])
     if wanted not in files:
         raise RunError(f"{source} keeps no {wanted!r}; say global or the name of one of its learners")
-    return files[wanted]
+    return trained(files[wanted])
+
+
+def trained(path: Path) -> Path:
+    """The file of a network, unless it is the part of a learner that has given nothing yet: that is a fresh network."""
+    if path.stem.endswith(PART) and share_of(load_weights(path)[1], path) == 0:
+        raise RunError(f"{path}: by then the learner had given nothing to the global one, so there is no part of it")
+    return path
 
 
 def weights_of(source: str, learners: Sequence[Learner], locate: Callable[[str], str]) -> dict[str, Tensor]:
