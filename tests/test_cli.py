@@ -428,6 +428,36 @@ def test_control_c_amid_imports_ends_the_process_at_once() -> None:
     assert ended.value.code == 130
 
 
+HEAVY = """
+import json, signal, sys
+from generalist import cli
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("numpy", "torch"):
+            print(" ".join(words), signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
+            raise SystemExit
+
+sys.meta_path.insert(0, Finder())
+for words in json.loads(sys.argv[1]):
+    try:
+        cli.app(words, standalone_mode=False)
+    except SystemExit:
+        pass
+"""
+
+
+def test_every_command_lets_control_c_end_its_imports() -> None:
+    """An import that is broken off by an exception may swallow it, or leave errors of its own behind."""
+    simple = [["train", "x"], ["evaluate", "x"], ["mix", "x"], ["compare", "x"], ["report", "x"], ["sweep", "--list"]]
+    simple += [["export", "x", "--to", "onnx"], ["bench", "train"], ["bench", "evaluate"]]
+    nested = [["data", "list"], ["data", "get", "x"], ["data", "check", "x"]]
+    commands = [*simple, *nested, ["recipes", "show", "digits-t", "--resolved"]]
+    call = [sys.executable, "-c", HEAVY, json.dumps(commands)]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{' '.join(words)} True" for words in commands], done.stderr
+
+
 def test_control_c_outside_of_training_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

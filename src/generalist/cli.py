@@ -133,7 +133,8 @@ app.command()(export)
 @data_app.command("list")
 def data_list(root: Root = None, version: Version = False) -> None:
     """List the data sets that have a name. Example: generalist data list"""
-    from generalist.data import download
+    with importing():
+        from generalist.data import download
 
     table = Table("name", "download (MB)", "fetched", "what it is")
     for entry in download.describe():
@@ -150,7 +151,8 @@ def data_get(
     version: Version = False,
 ) -> None:
     """Fetch a data set and verify it. Example: generalist data get cifar10 --root ~/data"""
-    from generalist.data import download
+    with importing():
+        from generalist.data import download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -173,7 +175,8 @@ def data_check(
     version: Version = False,
 ) -> None:
     """Verify the files of a data set. Example: generalist data check cifar10"""
-    from generalist.data import download
+    with importing():
+        from generalist.data import download
 
     states = download.check(name, data_root(root))
     for file in states:
@@ -212,7 +215,8 @@ def recipes_show(
     if not resolved:
         sys.stdout.write(shipped_text(name))
         return
-    from generalist.recipe import load_recipe, to_yaml
+    with importing():
+        from generalist.recipe import load_recipe, to_yaml
 
     sys.stdout.write(to_yaml(load_recipe(name)))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from generalist.console import print_version
+from generalist.console import importing, print_version
 from generalist.core.errors import GeneralistError
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
@@ -32,9 +32,10 @@ def compare(
 
     Example: generalist compare runs/mine runs/baseline-cifar10-resnet18-msd --paper --format markdown
     """
-    from generalist.compare import compare as compare_runs
-    from generalist.comparison_text import WRITERS
-    from generalist.console_compare import show_comparison
+    with importing():
+        from generalist.compare import compare as compare_runs
+        from generalist.comparison_text import WRITERS
+        from generalist.console_compare import show_comparison
 
     if form != "table" and form not in WRITERS:
         raise GeneralistError(f"--format is table, {', '.join(WRITERS)}, not {form!r}")

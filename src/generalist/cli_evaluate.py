@@ -74,7 +74,9 @@ def evaluate(
 
     Example: generalist evaluate runs/digits-t --preset quick
     """
-    from generalist.evaluation.directory import merge_below
+    with importing():  # all of it: later on Ctrl-C is answered by an exception
+        from generalist import api, console_evaluation  # noqa: F401
+        from generalist.evaluation.directory import merge_below
 
     if model is not None and Path(subject).is_file():
         raise GeneralistError("--model chooses a network of a run; a weights file is one already: leave it out")
@@ -171,9 +173,8 @@ def _run(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, A
 
 
 def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    with importing():
-        from generalist import api
-        from generalist.console_evaluation import evaluation_listener
+    from generalist import api
+    from generalist.console_evaluation import evaluation_listener
 
     if quiet:
         return api.evaluate(subject, **arguments).summary
@@ -183,10 +184,9 @@ def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
 
 def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Rank i evaluates part i of the samples; when all are done, the first joins them into one summary."""
-    with importing():
-        from generalist.core import distributed
-        from generalist.evaluation.directory import merge
-        from generalist.training.environment import choose_device
+    from generalist.core import distributed
+    from generalist.evaluation.directory import merge
+    from generalist.training.environment import choose_device
 
     if arguments["shards"] != "1/1":
         raise GeneralistError("torchrun's processes share the samples by themselves: leave --shards out")

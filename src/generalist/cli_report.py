@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from generalist.console import console, print_version
+from generalist.console import console, importing, print_version
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 
@@ -31,7 +31,8 @@ def report(
 
     Example: generalist report runs/digits-t runs/digits-at --out report.html --figures figures
     """
-    from generalist.report import write_report
+    with importing():
+        from generalist.report import write_report
 
     words = [word.strip() for word in formats.split(",") if word.strip()]
     written = write_report(
