@@ -22,6 +22,7 @@ from rich.table import Table
 from generalist._version import __version__
 from generalist.core import ranks
 from generalist.core.errors import GeneralistError, RunError
+from generalist.core.registry import place_in_own_code
 from generalist.core.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ def clear_endings() -> Iterator[None]:
             _complain(f"{figures} {remedy} on the device")
             _leave(GeneralistError.exit_code)
         errors.print_exception()
+        if place := place_in_own_code(error):
+            errors.print(f"this went wrong in code of your own: look at {place}, first", markup=False, soft_wrap=True)
+            _leave(GeneralistError.exit_code)
         errors.print("this is a fault of generalist, not yours: please report it with the lines above")
         _leave(1)
 

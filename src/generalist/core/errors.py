@@ -1,5 +1,8 @@
 """Errors that are shown to the user in one or two clear lines, never as a traceback."""
 
+import traceback
+from pathlib import Path
+
 
 class GeneralistError(Exception):
     """Something the user can fix: the command line prints it and exits with `exit_code`."""
@@ -42,3 +45,11 @@ class InterruptedRunError(GeneralistError):
 
 class LostRankError(GeneralistError):
     """Another process of a distributed job has died, or has not answered in time."""
+
+
+def with_place(error: Exception) -> str:
+    """An error of somebody's own code for one line: its kind, what it says, and where it was raised."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) or not (frames := traceback.extract_tb(error.__traceback__)):
+        return text  # which says where, or was never raised
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

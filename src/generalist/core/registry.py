@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from generalist.core.errors import GeneralistError
+from generalist.core.errors import GeneralistError, with_place
 
 T = TypeVar("T")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+IMPORTED_FROM: set[Path] = set()
+"""Folders of what import paths have named: code of the user's own, whose errors are not ours."""
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def is_import_path(name: str) -> bool:
@@ -32,11 +39,28 @@ def import_object(path: str, *, trust_code: bool) -> Any:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise GeneralistError(f"cannot import {module_name!r} of {path!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        not_found = error.name == module_name.partition(".")[0]  # itself, and not what it imports
+        hint = "; a module in the current folder is found with PYTHONPATH=. before the command" if not_found else ""
+        raise GeneralistError(f"cannot import {module_name!r} of {path!r}: {error}{hint}") from error
+    except Exception as error:  # it is a program, and may fail in any way
+        raise GeneralistError(f"cannot import {module_name!r} of {path!r}: {with_place(error)}") from error
+    if (file := getattr(sys.modules[module_name.partition(".")[0]], "__file__", None)) is not None:
+        top = Path(file).resolve()
+        IMPORTED_FROM.add(top.parents[1] if top.name == "__init__.py" else top.parent)
     if not hasattr(module, attribute):
         raise GeneralistError(f"module {module_name!r} has no {attribute!r}")
     return getattr(module, attribute)
+
+
+def place_in_own_code(error: BaseException) -> str | None:
+    """The innermost line of an error's traceback in code that came by import path; None where none of that ran."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).resolve()
+        library = file.is_relative_to(_PACKAGE) or "site-packages" in file.parts
+        if not library and any(file.is_relative_to(folder) for folder in IMPORTED_FROM):
+            return f"{frame.filename}, line {frame.lineno}"
+    return None
 
 
 def unknown_name(kind: str, name: str, known: list[str], *, listing: str | None = None) -> str:

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from generalist.core.errors import DataError
+from generalist.core.errors import DataError, with_place
 from generalist.core.registry import import_object
 from generalist.data.pixels import to_eight_bits
 from generalist.data.sets import ImageSet, as_array, from_arrays
@@ -91,10 +91,15 @@ def _split(thing: Any, path: str, split: str) -> Any:
         return thing(split)
     except TypeError as error:
         raise DataError(f'{path} cannot be called with the split\'s name "{split}": {error}') from error
+    except Exception as error:  # it is somebody's program, and may fail in any way
+        raise DataError(f'{path}("{split}") fails: {with_place(error)}') from error
 
 
 def _item(dataset: Any, position: int, name: str) -> tuple[np.ndarray[Any, Any], int]:
-    item = dataset[position]
+    try:
+        item = dataset[position]
+    except Exception as error:  # it is somebody's program, and may fail in any way
+        raise DataError(f"{name}: item {position} fails: {with_place(error)}") from error
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"{name}: item {position} must be (image, label), not {type(item).__name__}")
     image, label = item
