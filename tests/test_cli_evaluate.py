@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from evaluation_helpers import lines, verdicts, without_times
+from safetensors.torch import save_file
 from test_cli import run_main
 
 from generalist import evaluate, train
@@ -324,6 +325,17 @@ def test_a_file_that_is_no_weights_is_told_before_its_data_are_asked_for(
     (tmp_path / "notes.txt").write_text("no weights")
     code, _, err = run_main(["evaluate", str(tmp_path / "notes.txt")], monkeypatch, capsys)
     assert code == 2 and "notes.txt is not a whole safetensors file" in err
+
+
+def test_weights_of_others_are_told_where_they_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = torch.nn.Linear(2, 2).state_dict()
+    torch.save(state, tmp_path / "theirs.pt")
+    save_file(state, tmp_path / "theirs.safetensors")
+    for file in ("theirs.pt", "theirs.safetensors"):
+        code, _, err = run_main(["evaluate", str(tmp_path / file), "--data", "digits"], monkeypatch, capsys)
+        assert code == 2 and err.count("\n") == 1 and "generalist.evaluate(model, ...) takes any module" in err
 
 
 def test_the_table_of_corruptions_fits_a_terminal(

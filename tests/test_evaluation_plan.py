@@ -41,6 +41,12 @@ def test_other_settings_are_other_steps() -> None:
     assert labels(make_plan([twice], [LINF], mode="each", precision="default")) == ["twice.apgd-ce", "twice.apgd-ce-2"]
 
 
+def test_what_is_no_attack_is_refused() -> None:
+    for thing, said in ((5, "a int is no attack"), (len, "is no attack, for it has no name"), (PGD, "PGD is a class")):
+        with pytest.raises(GeneralistError, match=said):
+            make_plan([thing], [LINF], mode="each", precision="default")  # type: ignore[list-item]
+
+
 def test_a_cascade_is_a_column_for_each_prefix() -> None:
     plan = make_plan(["natural", "pgd-20", "apgd-ce", "aa"], [LINF], mode="cascade", precision="default")
     assert [len(column.steps) for column in plan.columns] == [1, 2, 5]

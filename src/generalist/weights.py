@@ -16,7 +16,7 @@ from generalist.core.run import RunDirectory
 from generalist.evaluation.identity import weights_checksum
 from generalist.models import ModelOptions, build_model, check_size
 from generalist.tensors.flat import Flat
-from generalist.training.artefacts import files_of, load_weights, trained
+from generalist.training.artefacts import FOREIGN, files_of, load_weights, trained
 
 GLOBALS = ("best", "last")
 """Names that `which` may have for the global learner, besides the subjects of snapshots."""
@@ -64,6 +64,8 @@ def run_of(path: Path) -> RunDirectory | None:
 
 def network_of(state: Mapping[str, Tensor], about: Mapping[str, Any], path: Path, *, trust_code: bool) -> nn.Module:
     """Build what the file's header describes and fill in its weights."""
+    if not about:
+        raise RunError(f"{path} does not say which network it belongs to: it has no header of ours{FOREIGN}")
     try:
         options = ModelOptions.model_validate(about["model"])
         classes, shape = about["classes"], [int(size) for size in about["shape"]]

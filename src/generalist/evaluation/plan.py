@@ -186,10 +186,23 @@ def _by_name(attacks: Sequence[str | Attack | AutoAttack]) -> dict[str, Attack |
     for attack in attacks:
         if isinstance(attack, str) and attack == NATURAL:
             continue
-        name, built = (attack, attack_named(attack)) if isinstance(attack, str) else (attack.name, attack)
+        name, built = (attack, attack_named(attack)) if isinstance(attack, str) else (_checked(attack).name, attack)
         if chosen.setdefault(name, built) != built:
             raise GeneralistError(f"two attacks are called {name!r}, but have different settings: leave one out")
     return chosen
+
+
+def _checked(attack: Attack | AutoAttack) -> Attack | AutoAttack:
+    """Refuse what is no attack before anything has run."""
+    if isinstance(attack, type):
+        raise GeneralistError(f"attacks: {attack.__name__} is a class: give one with its settings, {attack.__name__}()")
+    lacking = [part for part in ("name", "rounds", "run_round", "run") if not hasattr(attack, part)]
+    if lacking and not isinstance(attack, AutoAttack):
+        raise GeneralistError(
+            f"attacks: a {type(attack).__name__} is no attack, for it has no {', '.join(lacking)}: write a name, as in "
+            "pgd-20, or a subclass of generalist.attacks.rounds.InRounds"
+        )
+    return attack
 
 
 def _labelled(

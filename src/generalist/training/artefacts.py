@@ -25,6 +25,9 @@ from generalist.training.learner import Learner
 UPDATES = "updates"
 """How often an average was updated: a branch continues this count, as a new one would soon forget the old average."""
 
+FOREIGN = "; weights of others go into their network in Python: generalist.evaluate(model, ...) takes any module"
+"""What to do with a file that this library has not written."""
+
 SHARE = "share"
 """How much of the global learner a learner's part makes up."""
 
@@ -52,7 +55,10 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = json.loads((file.metadata() or {}).get("generalist", "{}"))
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no mapping)
     except Exception as error:  # a crafted header makes its reader, or torch, raise almost anything
-        raise RunError(f"{path} is not a whole safetensors file, as runs and exports keep weights: {error}") from error
+        hint = FOREIGN if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".tar") else ""
+        raise RunError(
+            f"{path} is not a whole safetensors file, as runs and exports keep weights: {error}{hint}"
+        ) from error
     if not isinstance(about, dict):
         raise RunError(f"{path} has a damaged header")
     return state, about
