@@ -27,6 +27,8 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
     [
         ({"name": "cifar11"}, "did you mean 'cifar10'"),
         ({"name": "os.path"}, "unknown data set"),
+        ({"name": str(Path(__file__).parent)}, "--data folder --root DIR"),
+        ({"name": "x/" + "y" * 5000}, "unknown data set"),
         ({"name": "folder"}, "needs `root`"),
         ({"name": "cifar10", "resolution": 64}, "leave it out"),
         ({"name": "cifar10", "center_crop": 0.5}, "leave it out"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -93,7 +94,11 @@ class DataOptions(Options):
     def _known(cls, name: str) -> str:
         known = sorted([*DATASETS.names(), *_SPECIAL])
         if name not in known and not is_import_path(name):
-            raise ValueError(unknown_name("data set", name, known) + ", or an import path package.module:thing")
+            hint = ", or an import path package.module:thing"
+            if os.path.isdir(name):  # which, unlike pathlib, takes any text
+                hint = "; images in a folder are `folder`, and the folder is the root: --data folder --root DIR of "
+                hint += "evaluate, data.name=folder and data.root=DIR in a recipe"
+            raise ValueError(unknown_name("data set", name, known) + hint)
         return name
 
     @model_validator(mode="after")
