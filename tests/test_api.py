@@ -177,7 +177,12 @@ def test_a_model_is_given_back_as_it_was(digits: tuple[Tensor, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(5, "data must be"), ("cifar11", "unknown data set"), ((np.zeros((2, 1, 8, 8)),), "data must be")],
+    [
+        (5, "data must be"),
+        ("cifar11", "unknown data set"),
+        ((np.zeros((2, 1, 8, 8)),), "data must be"),
+        (np.zeros((2, 1, 8, 8)), "data must be .* not ndarray"),
+    ],
 )
 def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
     with pytest.raises(GeneralistError, match=says):
