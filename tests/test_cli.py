@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pkgutil
@@ -19,7 +20,7 @@ from cli_helpers import run_main
 from rich.console import Console
 
 import generalist
-from generalist import api, cli
+from generalist import api, cli, console, console_mix
 from generalist.bench.evaluate import STANDARD
 from generalist.bench.train import ENGINES
 from generalist.console import clear_endings, importing, training_listener
@@ -184,6 +185,18 @@ def test_recipes_are_found_by_a_word(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert code == 0 and names == [name for name in shipped_names() if "mnist" in name] and names
     code, _, err = run_main(["recipes", "list", "nothing"], monkeypatch, capsys)
     assert code == 2 and "no recipe has 'nothing' in its name" in err
+
+
+@pytest.mark.parametrize("listening", [lambda: training_listener("digits-d"), console_mix.curve_listener])
+def test_a_bar_without_an_end_yet_names_none(listening: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading data, building and compiling come before the number of iterations is told."""
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+    for module in (console, console_mix):
+        monkeypatch.setattr(module, "console", terminal)
+    with listening():
+        pass
+    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert "0/?" in shown and "None" not in shown
 
 
 def test_training_says_how_far_it_is_where_no_terminal_looks_on(
