@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import ImageFont
 from report_helpers import Page, bare_run, edit_json, evaluation_of, small_run
 
 import generalist
@@ -233,6 +234,19 @@ def test_classes_of_many_networks_and_long_names_stay_readable() -> None:
     )
     assert second - first < 30, "a class is a line, and not a column of marks"
     assert words_of(one)[0] == "run 0"
+
+
+@pytest.mark.parametrize("name", ["a" * 30, "GOLDEN RETRIEVER DOG", "mmmmwwwwWWWWMMMM", "金毛寻回犬", "ß" * 20])
+def test_names_of_classes_stay_inside_of_the_picture(name: str) -> None:
+    """Measured in the widest of the fonts that are asked for; it has no Chinese letters, which fill squares."""
+    pytest.importorskip("matplotlib")
+    from matplotlib import get_data_path
+
+    drawing = dots("n", "t", [name, "x"], [("run", 0, {name: 0.5, "x": 0.6})])
+    label = next(s for s in drawing.shapes if isinstance(s, Text) and s.text.startswith(name[:5]))
+    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", 100)
+    ems = len(name) if ord(name[0]) > 0x2000 else font.getlength(label.text) / 100
+    assert label.anchor == "end" and label.x - label.size * ems >= 0
 
 
 def test_no_figure_replaces_another() -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from unicodedata import east_asian_width
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3f8fc4", "#6b4c9a", "#555555")
 """Told apart with any kind of colour blindness (after Okabe and Ito, darkened where thin lines need it)."""
@@ -160,4 +161,11 @@ def heat_ink(share: float) -> str:
 
 def text_width(text: str, size: float) -> float:
     """About how wide a text is, in the wider of usual fonts: enough to keep labels apart and inside."""
-    return 0.6 * size * len(text)
+    return size * sum(map(_letter_width, text))
+
+
+def _letter_width(letter: str) -> float:
+    """In units of the size. Chinese, Japanese and Korean letters fill a square."""
+    if letter in "MWmw@%…" or east_asian_width(letter) in "WF":
+        return 1.0
+    return 0.75 if letter.isupper() else 0.6

@@ -191,7 +191,7 @@ def dots(
 ) -> Drawing:
     """One line a class, one mark a network: accuracy in per cent. Rows are name, series and accuracy by class."""
     shown = [short(label, LONGEST_CLASS) for label in classes]
-    left, top = max(48.0, 12 + max(text_width(label, LABEL) for label in shown)), 34.0
+    left, top = max(48.0, 16 + max(text_width(label, LABEL) for label in shown)), 34.0
     apart = min(3.0, MOST_SPREAD / max(1, len(rows) - 1))  # a class stays one line, however many networks there are
     step = max(19.0, 11.0 + apart * len(rows))
     drawing = Drawing(name, f"{title} by class", 360, top + step * len(classes) + 36)
