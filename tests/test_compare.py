@@ -550,6 +550,10 @@ def test_mistakes_are_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "digits-at")
     with pytest.raises(RunError, match="has no evaluation: run `generalist evaluate"):
         compare([run])
+    spaced = run.rename(tmp_path / "my run")  # what is told to be run can be copied
+    with pytest.raises(RunError, match=re.escape(f"`generalist evaluate '{spaced}'`")):
+        compare([spaced])
+    run = spaced.rename(run)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,7 +87,7 @@ def rows_of(run: Path, *, name: str | None = None, trust_code: bool = False) -> 
         summary = read_summary(path)
         groups.setdefault(_target(summary), []).append((path, summary))
     if not groups:
-        raise RunError(f"{run} has no evaluation: run `generalist evaluate {run}` first")
+        raise RunError(f"{run} has no evaluation: run `generalist evaluate {shlex.quote(str(run))}` first")
     seedless = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 0})}).model_dump_json()
     seedless += _origin(directory, recipe)
     stages = stage_recipes(recipe, trust_code=trust_code)

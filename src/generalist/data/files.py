@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,4 +39,4 @@ def find_file(root: Path, name: str, layouts: Sequence[Sequence[str]], *, own_on
                 return place / files[0]
             if len(missing) < len(files):
                 half = half or f" ({missing[0]} is missing)"
-    raise DataError(f"{name} is not in {root}{half}: run `generalist data get {name} --root {root}`")
+    raise DataError(f"{name} is not in {root}{half}: run `generalist data get {name} --root {shlex.quote(str(root))}`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, Literal, Self
@@ -341,7 +342,8 @@ def read_curve(run: RunDirectory) -> Curve:
     """The curve that is stored in a run."""
     path = run.require().path / "mix" / "curve.json"
     if not path.is_file():
-        raise RunError(f"{run.path} has no curve; make one with `generalist mix {run.path} --curve 11`")
+        command = shlex.join(["generalist", "mix", str(run.path), "--curve", "11"])
+        raise RunError(f"{run.path} has no curve; make one with `{command}`")
     if path.stat().st_size > MAX_BYTES:
         raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is no curve")
     try:

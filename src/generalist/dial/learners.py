@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def learners_of(
     if not epochs:
         raise RunError(
             f"{run.path} has no snapshots of its learners: every run keeps one when its last epoch ends, so finish it "
-            f"with `generalist train {run.path} --resume`, or train it again"
+            f"with `generalist train {shlex.quote(str(run.path))} --resume`, or train it again"
         )
     chosen = epochs[-1] if epoch is None else epoch
     kept = ", ".join(map(str, epochs))
