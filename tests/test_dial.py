@@ -734,6 +734,15 @@ def test_the_command_writes_a_model_that_evaluates(
     assert "exists already" in refused(args[1:], monkeypatch, capsys)
 
 
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(dial.Dial, "turn", None)
+    out = str(tmp_path / "file" / "x.safetensors")
+    assert "cannot write" in refused([str(run.path), "--gamma", "0.8", "--out", out], monkeypatch, capsys)
+
+
 def test_the_command_shows_the_curve(
     spare: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from generalist.console import importing, print_version
 from generalist.core.errors import GeneralistError
+from generalist.core.files import check_folder
 from generalist.core.options import parse_number
 from generalist.core.run import RunDirectory
 
@@ -130,6 +131,7 @@ def _one(run: RunDirectory, gamma: list[float], out: Path | None, common: dict[s
     which = {name: common[name] for name in ("epoch", "source", "trust_code")}
     learners = dial.learners_of(run, **which)
     gammas = dial.gammas_of(learners, gamma)
+    check_folder(run.path / "mix" if out is None else out.parent)
     machine = dial.Dial(learners, device=common["device"], trust_code=common["trust_code"])
     mixture = machine.turn(gammas, statistics=common["statistics"])
     path = out or dial.mixture_file(learners, mixture.gammas, common["statistics"])
