@@ -75,6 +75,7 @@ PAGES = (
             "d-smooth": "`cifar10-resnet18-d`, smoothed labels for its natural learner from epoch 120 on",
             "d-momenta": "`cifar10-resnet18-d`, momenta and averages kept at restarts",
             "d-far": "`cifar10-resnet18-d`, a higher floor of its natural learner's learning rate",
+            "d-weak": "`cifar10-resnet18-d`, AT against 2/255 for its natural learner from epoch 120 on, gamma 0.76",
             "d-linf-l2": "**`cifar10-resnet18-d-linf-l2`**",
             "d-linf-l2-wide": "the same with an l2 learner against 224/255, gamma 0.8",
             "t": "**`cifar10-resnet18-t`** (natural + linf + l2)",
