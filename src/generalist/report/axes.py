@@ -1,4 +1,4 @@
-"""Axes of a plot: round ticks, the frame with its grid, and labels that keep out of one another's way."""
+"""Axes of a plot: round ticks, the frame with its grid, and labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from generalist.report.drawing import Anchor, Drawing, Path, Text, text_width
 LABEL = 11.0
 """Size of small text, in pixels."""
 NEAR = 9.0
-"""Pixels within which a label is read as that of a point."""
+"""Labels within this many pixels of a point are read as its label."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, linearly."""
+    """A linear map from values to pixels."""
 
     low: float
     high: float
@@ -27,7 +27,7 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, most: int = 6) -> list[float]:
-        """At most so many round values within the range."""
+        """At most `most` round values within the range."""
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -37,15 +37,15 @@ class Scale:
 
 
 def extent(values: Sequence[float], *, room: float = 0.08, least: float = 1e-9) -> Scale:
-    """The range of the values with some room around them, not yet on any pixels."""
+    """The range of the values with some room around them, not yet mapped to pixels."""
     low, high = min(values), max(values)
-    margin = max((high - low) * room, least, 1e-9 * max(abs(low), abs(high)))  # else it would vanish in rounding
+    margin = max((high - low) * room, least, 1e-9 * max(abs(low), abs(high)))  # else rounding would make it vanish
     return Scale(low - margin, high + margin, 0, 1)
 
 
 @dataclass
 class Axes:
-    """A plot's frame on a drawing, and the boxes in which no label may be put."""
+    """A plot's frame on a drawing, and the boxes that labels must not cover."""
 
     drawing: Drawing
     x: Scale
@@ -54,7 +54,7 @@ class Axes:
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def label(self, x: float, y: float, text: str, *, role: str, method: str = "", bold: bool = False) -> bool:
-        """Text beside a point, on the first side where there is room; whether there was any."""
+        """Put a text beside a point, on the first side that has room; returns whether any had."""
         width, height = text_width(text, LABEL), LABEL
         for distance in (8, 20, 34):
             for dx, dy, anchor in _sides(distance):
@@ -63,7 +63,7 @@ class Axes:
                 if not self._inside(box) or self._crowded(box, (x, y)):
                     continue
                 self.taken.append(box)
-                if distance > 8:  # far from its point: a thin line leads there
+                if distance > 8:  # far from its point, so a thin line connects them
                     end = (x + dx, y + dy + (3 if dy < 0 else -height))
                     self.drawing.shapes.append(Path([(x, y), end], stroke=role, width=0.6, method=method))
                 self.drawing.shapes.append(
@@ -76,7 +76,7 @@ class Axes:
         self.taken.append((x - size, y - size, x + size, y + size))
 
     def _crowded(self, box: tuple[float, float, float, float], own: tuple[float, float]) -> bool:
-        """Whether a label there would cover something, or stand beside another point as if it were that one's."""
+        """Whether a label there would cover something, or be read as the label of another point."""
         wide = (box[0] - NEAR, box[1] - NEAR, box[2] + NEAR, box[3] + NEAR)
         others = [point for point in self.points if point != own]
         if any(wide[0] < x < wide[2] and wide[1] < y < wide[3] for x, y in others):
@@ -89,7 +89,7 @@ class Axes:
 
 
 def _sides(distance: float) -> list[tuple[float, float, Anchor]]:
-    """Where a label may begin, end or have its middle; beside the arms of error bars first."""
+    """Where a label may start, end or be centred; positions clear of the error bars come first."""
     far = distance + 7
     return [
         (distance, -distance, "start"),
@@ -119,7 +119,7 @@ def frame(
     top: float = 12.0,
     ticked: bool = True,
 ) -> Axes:
-    """Grid, ticks and labels. `whole`: ticks of x at whole numbers only; `ticked`: whether x has any."""
+    """Grid, ticks and labels. `whole`: x has ticks at whole numbers only; `ticked`: whether x has ticks at all."""
     left, right, bottom = 46.0 + (10 if y_label else 0), drawing.width - 14, drawing.height - 42
     x, y = Scale(x.low, x.high, left, right), Scale(y.low, y.high, bottom, top)
     if title:
@@ -140,5 +140,5 @@ def frame(
 
 
 def number(value: float) -> str:
-    """Short: 12, 0.5, 1.2e+06."""
+    """In short form: 12, 0.5, 1.2e+06."""
     return f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""Which attack speaks for robustness: AutoAttack where it was run, else the strongest that all networks have."""
+"""Which attack stands for robustness: AutoAttack if it was run, else the strongest that all networks have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from generalist.report.section import names
 
 @dataclass(frozen=True)
 class Choice:
-    """A column that the networks of a plane are compared by."""
+    """The column by which the networks in a plane are compared."""
 
     attack: str
     threat: str
     note: str
-    """What is to be said where it is not AutoAttack on every network."""
+    """A note for the reader if it is not AutoAttack on every network."""
 
     @property
     def column(self) -> str:
@@ -33,7 +33,7 @@ class Choice:
 
 
 def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
-    """By threat, then attack."""
+    """A row's cells by threat, then attack."""
     found: dict[str, dict[str, Cell]] = {}
     for column in ranked(row.cells):
         attack, threat = parts_of(column)
@@ -43,14 +43,14 @@ def threats_of(row: Row) -> dict[str, dict[str, Cell]]:
 
 
 def strongest(attacks: Mapping[str, Cell]) -> tuple[str, Cell]:
-    """AutoAttack, or of what else was run the attack that leaves least."""
+    """AutoAttack, or else the attack with the lowest accuracy."""
     if AUTOATTACK in attacks:
         return AUTOATTACK, attacks[AUTOATTACK]
     return min(attacks.items(), key=lambda entry: entry[1].value)
 
 
 def choose(networks: Sequence[Network], norm: str) -> Choice | None:
-    """The column of a norm that most can be compared by; None where nothing was attacked in it."""
+    """The column of a norm that lets most networks be compared; None if nothing was attacked in that norm."""
     found = {network.name: threats_of(network.row) for network in networks}
     threats = Counter(threat for by in found.values() for threat in by if threat.startswith(f"{norm}:"))
     if not threats:

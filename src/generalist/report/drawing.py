@@ -1,6 +1,6 @@
 """A figure as a list of shapes, in pixels from the top left: one description for the page, SVG, PDF and PNG.
 
-Shapes name the role of a colour and not the colour, so that the page can show them in its light or its dark theme.
+Shapes name the role of a colour instead of the colour, so that the page can show them in its light or dark theme.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Literal
 from unicodedata import east_asian_width
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3f8fc4", "#6b4c9a", "#555555")
-"""Told apart with any kind of colour blindness (after Okabe and Ito, darkened where thin lines need it)."""
+"""Can be told apart with any kind of colour blindness (after Okabe and Ito, darkened where thin lines need it)."""
 
 HEAT = (
     "#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838",
 )  # fmt: skip
-"""From 0 to 1 in tenths: dark blue to yellow, the same order of brightness to every eye (cividis)."""
+"""From 0 to 1 in tenths: dark blue to yellow, ordered by brightness for any kind of colour vision (cividis)."""
 
 ROLES = {"ink": "#1b1f24", "soft": "#57606a", "grid": "#dfe3e8", "paper": "#ffffff", "mark": "#b3bac2"}
 ROLES |= {f"c{number}": colour for number, colour in enumerate(SERIES)}
 ROLES |= {f"h{number}": colour for number, colour in enumerate(HEAT)}
 ROLES |= {"h-light": "#ffffff", "h-dark": "#111418"}
-"""The colours on paper, and of the page's light theme."""
+"""The colours on paper, and in the page's light theme."""
 
 Anchor = Literal["start", "middle", "end"]
 Mark = Literal["circle", "square", "triangle", "diamond", "down", "cross"]
@@ -32,36 +32,36 @@ MARKS: tuple[Mark, ...] = ("circle", "square", "triangle", "diamond", "down", "c
 
 @dataclass(frozen=True)
 class Path:
-    """A line through points, or the border of an area where `fill` is named."""
+    """A line through points, or the border of an area if `fill` is set."""
 
     points: Sequence[tuple[float, float]]
     stroke: str | None = "ink"
     width: float = 1.0
     dash: str = ""
-    """Lengths of strokes and gaps, as in `4 3`."""
+    """Lengths of dashes and gaps, as in `4 3`."""
     fill: str | None = None
     closed: bool = False
     tip: str = ""
-    """What is shown where the pointer rests on it."""
+    """The text shown when the pointer is over it."""
     method: str = ""
-    """By which the page hides it."""
+    """The method that it belongs to, by which the page hides it."""
 
 
 @dataclass(frozen=True)
 class Text:
     x: float
     y: float
-    """The baseline."""
+    """The y of the baseline."""
     text: str
     size: float = 12.0
     role: str = "soft"
     anchor: Anchor = "start"
     bold: bool = False
     turned: bool = False
-    """Read from bottom to top."""
+    """Whether it reads from bottom to top."""
     method: str = ""
     halo: bool = False
-    """Whether lines below it leave it a little room."""
+    """Whether lines below it keep a little distance."""
 
 
 Shape = Path | Text
@@ -69,12 +69,12 @@ Shape = Path | Text
 
 @dataclass
 class Drawing:
-    """A figure: its shapes, and what it shows in words."""
+    """A figure: its shapes, and a description in words."""
 
     name: str
-    """The name of its files."""
+    """The name of its files, without the ending."""
     title: str
-    """One line that says what it shows, for those who cannot see it."""
+    """One line that describes it, for those who cannot see it."""
     width: float
     height: float
     shapes: list[Shape] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Drawing:
         tip: str = "",
         method: str = "",
     ) -> None:
-        """A point of a scatter plot, `size` from its middle to its edge."""
+        """A point of a scatter plot; `size` is the distance from its centre to its edge."""
         outline = [(x + size * dx, y + size * dy) for dx, dy in _OUTLINES[kind]]
         fill = "paper" if hollow else role
         self.shapes.append(
@@ -145,22 +145,22 @@ def series_role(number: int) -> str:
 
 
 def series_mark(number: int) -> Mark:
-    """Eight colours in the first shape, then the same in the next one."""
+    """The eight colours in the first shape, then the same colours in the next shape."""
     return MARKS[number // len(SERIES) % len(MARKS)]
 
 
 def heat_role(share: float) -> str:
-    """The colour of an accuracy from 0 to 1."""
+    """The colour role for an accuracy from 0 to 1."""
     return f"h{min(len(HEAT) - 1, max(0, int(share * len(HEAT))))}"
 
 
 def heat_ink(share: float) -> str:
-    """The colour of text that can be read on it."""
+    """The colour role of text that is readable on it."""
     return "h-light" if share < 0.5 else "h-dark"
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is, in the wider of usual fonts: enough to keep labels apart and inside."""
+    """Roughly how wide a text is in the wider of the usual fonts: enough to keep labels apart and inside."""
     return size * sum(map(_letter_width, text))
 
 

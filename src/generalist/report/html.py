@@ -1,4 +1,4 @@
-"""HTML by one small writer that escapes everything: text becomes markup in `tag` and nowhere else."""
+"""HTML by one small writer that escapes everything: only `tag` turns text into markup."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
-"""Characters that no HTML or SVG file may hold, and those that turn the direction of writing: with one of them a name
-would show the figures behind it backwards."""
+"""Characters that HTML and SVG files may not contain, and those that change the direction of writing: one of these in a
+name would show the figures after it backwards."""
 LONGEST = 400
-"""Characters of one piece of a user's text: a name or value beyond this is cut."""
+"""The most characters of one piece of a user's text: longer names and values are cut."""
 
 
 class Html(str):
-    """Text that is markup already. Only `tag`, `join` and files of this package make it."""
+    """Text that is already markup. Only `tag`, `join` and files of this package create it."""
 
     __slots__ = ()
 
@@ -25,19 +25,19 @@ Content = Html | str | None
 
 
 def printable(text: str) -> str:
-    """The text with a mark for every character that is not let through."""
+    """The text with every forbidden character replaced by a mark."""
     return _FORBIDDEN.sub("\ufffd", text)
 
 
 def escape(text: str) -> str:
-    """Plain text, fit for content and for a quoted attribute."""
+    """Plain text, safe as content and in a quoted attribute."""
     return html.escape(printable(text), quote=True)
 
 
 def tag(name: str, /, *children: Content | Iterable[Content], **attributes: str | int | float | bool | None) -> Html:
-    """An element. Children that are not Html are escaped, attributes always; `class_` and `data_x` lose a `_`.
+    """An element. Attributes and children that are not Html are escaped; `class_` and `data_x` give `class`, `data-x`.
 
-    An attribute that is True stands alone, one that is None or False is left out.
+    An attribute that is True has no value; one that is None or False is left out.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no element")
@@ -48,7 +48,7 @@ def tag(name: str, /, *children: Content | Iterable[Content], **attributes: str 
 
 
 def join(*children: Content | Iterable[Content]) -> Html:
-    """Children side by side."""
+    """Children one after the other."""
     return Html("".join(_markup(child) for child in _flat(children)))
 
 
@@ -89,9 +89,9 @@ def table(
     methods: Sequence[str] | None = None,
     classes: str = "",
 ) -> Html:
-    """A table whose first column heads its rows. Cells may be `td` elements of their own; others are numbers or text.
+    """A table whose first column holds the row headers. Cells may be ready `td` elements; others are numbers or text.
 
-    `methods` are those of the rows, by which the page hides them.
+    `methods` are the methods of the rows, by which the page hides them.
     """
     head = [_head(title, sortable) for title in heads]
     body = []
@@ -105,7 +105,7 @@ def table(
         tag("tbody", body),
         class_=f"{classes} sortable".strip() if sortable else classes or None,
     )
-    # A wide table scrolls inside its own box; that box must be reachable by keyboard.
+    # A wide table scrolls inside its own box, which must be reachable by keyboard.
     return tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
@@ -120,10 +120,10 @@ def _cell(cell: Content) -> Html:
 
 
 def folded(summary: str, *children: Content | Iterable[Content], opened: bool = False, group: bool = False) -> Html:
-    """What opens when its summary is chosen. A group is one of several that fill a section."""
+    """Content that opens when its summary is clicked. A `group` is one of several that fill a section."""
     return tag("details", tag("summary", summary), *children, open=opened, class_="group" if group else None)
 
 
 def command(text: str) -> Html:
-    """A command to copy."""
+    """A command for copying."""
     return tag("code", text)

@@ -1,4 +1,4 @@
-"""The page: its sections in one HTML file that loads nothing and runs nothing but its own script."""
+"""The page: its sections in one HTML file that loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MOST_IMAGES = 24
 
 @dataclass(frozen=True)
 class Written:
-    """What a report left."""
+    """The files that a report wrote."""
 
     page: Path
     size: int
-    """Bytes of the page."""
+    """The page's size in bytes."""
     figures: Sequence[Path]
     lacking: str
-    """Characters that are boxes in PDF and PNG."""
+    """Characters that appear as boxes in PDF and PNG."""
     runs: int
     networks: int
 
@@ -54,10 +54,10 @@ def write_report(
     device: str = "auto",
     trust_code: bool = False,
 ) -> Written:
-    """One page about these runs; with `figures`, every figure as files there as well.
+    """One page about these runs; with `figures`, every figure is also written to files there.
 
-    `images` are the examples shown for each network and threat, and the disagreements of each kind; 0 leaves pictures
-    out and loads no network. Everything is read and checked before anything is written.
+    `images` is the number of examples shown for each network and threat, and of disagreements of each kind; with 0,
+    there are no pictures, and no network is loaded. Everything is read and checked before anything is written.
     """
     page = Path(out)
     if not 0 <= images <= MOST_IMAGES:
@@ -100,7 +100,7 @@ def make_sections(
 
 
 def _named(sections: Sequence[Section]) -> list[Drawing]:
-    """All drawings; names that collide get a number, none of which is another's name."""
+    """All drawings; names that collide get a number that no other name has."""
     drawings = [drawing for section in sections for drawing in section.drawings]
     own, taken = {drawing.name for drawing in drawings}, set[str]()
     for drawing in drawings:
@@ -114,10 +114,10 @@ def _named(sections: Sequence[Section]) -> list[Drawing]:
 
 
 def render(found: Collection, sections: Sequence[Section]) -> str:
-    """The text of the page."""
+    """The page's HTML."""
     title = f"Report: {names([short(run.name, 60) for run in found.runs], 3)}"
     style, script = join(_file("report.css"), _roles()), _file("report.js")
-    # Whatever a hostile name might smuggle in: the browser runs this script, applies this style, and fetches nothing.
+    # Whatever a hostile name might smuggle in, the browser runs only this script and style, and fetches nothing.
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -162,7 +162,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _file(name: str) -> Html:
-    """A file of this package, put into the page as it is."""
+    """A file of this package, inserted into the page unchanged."""
     return Html(resources.files("generalist.report").joinpath(name).read_text(encoding="utf-8"))
 
 

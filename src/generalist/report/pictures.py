@@ -1,4 +1,4 @@
-"""Images for the page: small PNGs inside it, differences made visible, and maps laid over images."""
+"""Images for the page: small PNGs embedded in it, differences made visible, and maps laid over images."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from generalist.report.html import Html, tag
 Floats = npt.NDArray[np.float32]
 
 MAX_SIDE = 64
-"""Pixels of a picture's longer side inside the page; larger images are made smaller."""
+"""The longer side in pixels of a picture embedded in the page; larger images are scaled down."""
 SHOWN = 80
-"""Pixels of a picture on the screen."""
+"""The side in pixels of a picture on the screen."""
 MOST_BYTES = 1 << 28
-"""More than any examples take: a file that unpacks to more is damaged, or means harm."""
+"""More than any examples take: a file that unpacks to more is damaged or malicious."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Pairs of an image and its adversarial version, as an evaluation keeps them."""
+    """Pairs of an image and its adversarial version, as an evaluation stores them."""
 
     index: npt.NDArray[np.int64]
     label: npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class Examples:
 
 
 def read_examples(path: Path) -> Examples | None:
-    """The pairs in examples.npz; None where there is no such file."""
+    """The pairs in examples.npz; None if there is no such file."""
     if not path.exists():
         return None
     try:
@@ -73,7 +73,7 @@ def _checked(arrays: dict[str, npt.NDArray[Any]]) -> Examples:
 
 
 def picture(image: Floats, alt: str) -> Html:
-    """An image [C, H, W] in [0, 1] as an element; `alt` says what is on it."""
+    """An image [C, H, W] in [0, 1] as an element; `alt` describes it."""
     pixels = np.round(255 * colours(image)).astype(np.uint8)
     made = Image.fromarray(pixels)
     height, width = pixels.shape[:2]
@@ -89,20 +89,20 @@ def picture(image: Floats, alt: str) -> Html:
 
 
 def colours(image: Floats) -> Floats:
-    """[H, W, 3]; other numbers of channels than 3 as grey."""
+    """The image as [H, W, 3]; unless it has 3 channels, as grey."""
     grey = image if image.shape[0] == 3 else image.mean(0, keepdims=True).repeat(3, 0)
     return np.asarray(grey.transpose(1, 2, 0).clip(0, 1), np.float32)
 
 
 def difference(clean: Floats, adversarial: Floats) -> Floats:
-    """The change, from black through grey for none to white, its largest value at an end of the range."""
+    """The change: grey is none, black and white are its largest absolute value."""
     change = adversarial - clean
     largest = float(np.abs(change).max())
     return np.asarray(0.5 + (change / (2 * largest) if largest > 0 else 0 * change), np.float32)
 
 
 def overlay(image: Floats, evidence: Floats) -> Floats:
-    """The image with a map [H, W] >= 0 laid over it: blue where there is little evidence, yellow where most is."""
+    """The image with a map [H, W] >= 0 laid over it: blue for little evidence, yellow for the most."""
     top = float(evidence.max())
     share = evidence / top if top > 0 else evidence
     palette = np.asarray([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in HEAT], np.float32)

@@ -12,12 +12,12 @@ from generalist.report.plots import mark_legend
 
 WIDTH, HEIGHT = 460.0, 380.0
 OUTLIER = 0.25
-"""Of the largest value: what lies below is put at the edge, with its figures, and does not squeeze the rest."""
+"""As a share of the largest value: lower ones are put at the edge, with their figures, and do not squeeze the rest."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A network in the plane; accuracies in per cent, with their intervals where known."""
+    """A network in the plane; accuracies in percent, with their intervals if known."""
 
     name: str
     method: str
@@ -26,9 +26,9 @@ class Spot:
     x_bounds: tuple[float, float] | None = None
     y_bounds: tuple[float, float] | None = None
     series: int | None = None
-    """The run's number; None for a paper's point."""
+    """The run's number; None for a point from a paper."""
     about: str = ""
-    """More for the hover."""
+    """Further text for the tooltip."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Way:
     method: str
     series: int
     points: Sequence[tuple[float, float, str]]
-    """x, y and what is said of the point."""
+    """x, y and the text for each point."""
     joined: bool = True
-    """Whether it is a line: with more than two learners it is an area."""
+    """Whether the points are joined by a line: with more than two learners they form an area."""
 
 
 def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spot], ways: Sequence[Way]) -> Drawing:
@@ -61,7 +61,7 @@ def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spo
         _draw_spot(axes, spot)
     unnamed = []
     ours.sort(key=lambda spot: not _place(axes, spot.x, spot.y)[2])
-    for spot in [*ours, *papers]:  # those at the edge have least room and choose first, the papers' last
+    for spot in [*ours, *papers]:  # those at the edge have least room and choose first, the papers' points last
         role = series_role(spot.series) if spot.series is not None else "soft"
         bold = spot.series is not None
         x, y, outside = _place(axes, spot.x, spot.y)
@@ -74,9 +74,9 @@ def plane(name: str, title: str, x_label: str, y_label: str, spots: Sequence[Spo
 
 
 def _percents(networks: Sequence[tuple[float, ...]], dials: Sequence[float]) -> Scale:
-    """A range within 0 to 100, a little wider than the values, and the ends of their bars, that are no outliers.
+    """A range within 0 to 100, a little wider than the values and the ends of their bars, outliers excepted.
 
-    Networks are measured by networks: a dial lies higher, and must not push what it belongs to out of the plane.
+    Outliers are judged among networks only: a dial lies higher, and must not push its own network out of the plane.
     """
     least = OUTLIER * max([entry[0] for entry in networks] or dials)
     shown = [value for entry in networks if entry[0] >= least for value in entry]
@@ -85,7 +85,7 @@ def _percents(networks: Sequence[tuple[float, ...]], dials: Sequence[float]) -> 
 
 
 def _place(axes: Axes, x: float, y: float) -> tuple[float, float, bool]:
-    """The pixels of a point, moved to the edge where it lies outside; and whether it does."""
+    """The pixels of a point, moved to the edge if it lies outside, and whether it does."""
     inside = min(max(x, axes.x.low), axes.x.high), min(max(y, axes.y.low), axes.y.high)
     return axes.x(inside[0]), axes.y(inside[1]), inside != (x, y)
 

@@ -23,12 +23,12 @@ from generalist.report.html import short
 T = TypeVar("T")
 
 LONGEST_CLASS = 20
-"""Characters of a class's name beside its marks."""
+"""The most characters of a class's name beside its marks."""
 MOST_SPREAD = 16.0
-"""Pixels over which the marks of one class are spread."""
+"""The pixels over which the marks of one class are spread."""
 MOST_EDGED = 8
 MOST_POINTS = 200
-"""Of a line: more would not be seen, and would make the page large."""
+"""The most points of a line: more could not be seen, and would make the page large."""
 
 
 # -- lines over epochs ------------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def lines(
     points = [point for line in series for point in line.points]
     x = extent([p[0] for p in points], room=0.0, least=0.5)
     y = extent([p[1] for p in points], room=0.08, least=1e-3)
-    # The label of y is the title's: a small panel has no room for both.
+    # The title also labels y: a small panel has no room for both.
     head = f"{title} ({y_label})" if y_label else title
     entries = [(line.name, line.role, line.dash, line.width) for line in series]
     below = legend(drawing, entries, 46, 35)
@@ -69,7 +69,7 @@ def lines(
 
 
 def legend(drawing: Drawing, entries: Sequence[tuple[str, str, str, float]], x: float, y: float) -> float:
-    """Names beside a stroke of their line, in as many rows as they need from y on; the baseline of the last."""
+    """Names, each beside a sample of its line, in as many rows as needed from y on; returns the last row's baseline."""
     left = x
     for name, role, dash, width in entries:
         needed = 26 + text_width(name, LABEL) + 10
@@ -82,14 +82,14 @@ def legend(drawing: Drawing, entries: Sequence[tuple[str, str, str, float]], x: 
 
 
 def thinned(items: Sequence[T], most: int) -> list[T]:
-    """At most so many, evenly spaced, the first and the last among them."""
+    """At most `most` items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def mark_legend(drawing: Drawing, entries: Sequence[tuple[str, int]], y: float) -> float:
-    """Names beside their marks, in as many rows as they need below y; where they end."""
+    """Names beside their marks, in as many rows as needed below y; returns where they end."""
     x = 12.0
     for name, series in entries:
         shown = short(name, 40)
@@ -107,7 +107,7 @@ def mark_legend(drawing: Drawing, entries: Sequence[tuple[str, int]], y: float) 
 
 @dataclass(frozen=True)
 class Corner:
-    """A point of a dial of three learners."""
+    """A point on a dial of three learners."""
 
     shares: tuple[float, float, float]
     value: float
@@ -116,7 +116,7 @@ class Corner:
 
 
 def simplex(name: str, title: str, learners: Sequence[str], points: Sequence[Corner], own: Sequence[float]) -> Drawing:
-    """The triangle of shares, each point coloured by an accuracy from the lowest to the highest of them."""
+    """The triangle of shares, each point coloured by its accuracy, from the lowest to the highest of them."""
     drawing = Drawing(name, f"{title} over the shares of {', '.join(learners)}", 340, 352)
     corners = ((170.0, 60.0), (308.0, 272.0), (32.0, 272.0))
     drawing.text(14, 18, title, size=13, role="ink", bold=True)
@@ -160,7 +160,7 @@ def _colour_bar(drawing: Drawing, x: float, y: float, width: float, low: str, hi
 
 
 def heat_map(name: str, title: str, cells: Mapping[str, Mapping[str, float]], *, x_label: str) -> Drawing:
-    """Accuracies from 0 to 1, a row a name and a column a key; the colours mean the same in every map."""
+    """Accuracies from 0 to 1, one row per name and one column per key; the colours mean the same in every map."""
     columns = list(dict.fromkeys(key for row in cells.values() for key in row))
     left, top, cell = 128.0, 50.0, 22.0
     width = left + 44 * len(columns) + 10
@@ -189,7 +189,7 @@ def heat_map(name: str, title: str, cells: Mapping[str, Mapping[str, float]], *,
 def dots(
     name: str, title: str, classes: Sequence[str], rows: Sequence[tuple[str, int, Mapping[str, float]]]
 ) -> Drawing:
-    """One line a class, one mark a network: accuracy in per cent. Rows are name, series and accuracy by class."""
+    """One line per class, one mark per network: accuracy in percent. Rows are name, series and accuracy by class."""
     shown = [short(label, LONGEST_CLASS) for label in classes]
     left, top = max(48.0, 16 + max(text_width(label, LABEL) for label in shown)), 34.0
     apart = min(3.0, MOST_SPREAD / max(1, len(rows) - 1))  # a class stays one line, however many networks there are
@@ -213,7 +213,7 @@ def dots(
                 lifted = y + apart * (place - (len(rows) - 1) / 2)
                 tip = f"{row}, {label}: {100 * values[label]:.1f}%"
                 role, at = series_role(series), x(100 * values[label])
-                # Of many networks a light edge would cover the marks behind it.
+                # With many networks, a light edge would cover the marks behind it.
                 size, edge = (4.4, "paper") if len(rows) <= MOST_EDGED else (3.2, role)
                 drawing.mark(at, lifted, series_mark(series), role=role, size=size, edge=edge, tip=tip)
     drawing.text((left + drawing.width - 16) / 2, bottom + 30, "accuracy (%)", size=12, anchor="middle")

@@ -22,7 +22,7 @@ DPI = 300
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Refuse an unknown format, and what would need matplotlib where it is missing, before anything is written."""
+    """Refuse an unknown format, and one that needs matplotlib if that is missing, before anything is written."""
     for name in formats:
         if name not in FORMATS:
             raise GeneralistError(f"--formats are {', '.join(FORMATS)}, not {name!r:.40}")
@@ -32,15 +32,15 @@ def check_formats(formats: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was written."""
+    """The files that were written."""
 
     files: Sequence[FilePath]
     lacking: str
-    """Characters that PDF and PNG show as boxes, as their font does not have them."""
+    """Characters that PDF and PNG show as boxes, because their font lacks them."""
 
 
 def write_figures(drawings: Sequence[Drawing], folder: FilePath, formats: Sequence[str]) -> Figures:
-    """Every drawing in every format."""
+    """Write every drawing in every format."""
     files, lacking = [], set[str]()
     for drawing in drawings:
         for form in formats:
@@ -71,11 +71,11 @@ def _matplotlib() -> Any:
 
 
 def _write_printed(path: FilePath, drawing: Drawing, form: str) -> set[str]:
-    """Writes the file; the characters that its font does not have."""
+    """Write the file; returns the characters that its font lacks."""
     matplotlib = _matplotlib()
     size = (MILLIMETRES * drawing.width / 25.4, MILLIMETRES * drawing.height / 25.4)
-    scale = 72 * MILLIMETRES / 25.4  # points in a pixel of the drawing
-    # Fonts as outlines that can be selected; no date inside, so that the same figure is the same file.
+    scale = 72 * MILLIMETRES / 25.4  # points per pixel of the drawing
+    # Text as selectable outlines; no date inside, so that the same figure gives the same file.
     with matplotlib.rc_context({"pdf.fonttype": 42, "font.family": "sans-serif"}):
         figure = matplotlib.figure.Figure(figsize=size)
         axes = figure.add_axes((0, 0, 1, 1))
@@ -120,8 +120,8 @@ def _put_text(axes: Any, text: Text, scale: float, order: int) -> None:
     put = axes.text(
         text.x,
         text.y,
-        printable(" ".join(text.text.split())),  # a line break in a name is no second line
-        parse_math=False,  # a dollar in a name is a dollar
+        printable(" ".join(text.text.split())),  # a line break in a name does not start a second line
+        parse_math=False,  # a dollar in a name stays a dollar
         fontsize=text.size * scale,
         color=ROLES[text.role],
         ha=_ALIGNED[text.anchor],

@@ -1,4 +1,4 @@
-"""What a page is made of: everything that lies in the run directories, read once and checked."""
+"""The contents of a page: everything in the run directories, read once and checked."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOST_RUNS = 100
 
 
 class _Read(Options):
-    """Files of this library as far as the page needs them: other fields are left alone."""
+    """A file of this library, as far as the page needs it: other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 Drawable = Annotated[float, Field(ge=-1e300, le=1e300)]
-"""A number whose distance to any other is one, too."""
+"""A number whose distance to any other such number is finite as well."""
 
 
 class Validated(_Read):
@@ -63,32 +63,32 @@ class Epoch(_Read):
     best_epoch: int | None = None
     """The best one so far."""
     warning: str = ""
-    """What must be said with these numbers."""
+    """A warning that must accompany these numbers."""
 
 
 class Summary(_Read):
-    """summary.json, beside the accuracies, which `generalist.compare` reads."""
+    """summary.json, except for the accuracies, which `generalist.compare` reads."""
 
     subject: str = "model"
-    """Whose weights."""
+    """Whose weights were evaluated."""
     split: str = ""
-    """The images."""
+    """Which images."""
     samples: int = Field(default=0, ge=0)
     """How many were evaluated."""
     device: str = ""
-    """What it was computed on."""
+    """The device that computed it."""
     identity: dict[str, Any] = Field(default_factory=dict)
-    """All that its verdicts depend on."""
+    """Everything that its verdicts depend on."""
     indices: list[int] | None = None
-    """The samples, where not all were evaluated."""
+    """The samples, unless all were evaluated."""
     classes: dict[str, dict[str, Measured]] = Field(default_factory=dict)
     """Accuracies by class, then `natural`, threat or `union`."""
     worst_case: dict[str, Measured] = Field(default_factory=dict)
-    """By threat: right under everything that was tried."""
+    """By threat: the share that is right under everything that was tried."""
     warnings: list[str] = Field(default_factory=list)
-    """What was noticed about the model."""
+    """What looks suspicious about the model."""
     notes: list[str] = Field(default_factory=list)
-    """What was unusual about the search, or left out."""
+    """What was unusual in the search, or was left out."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Run:
 
     directory: RunDirectory
     name: str
-    """Short, and unlike every other run's on the page."""
+    """Short, and different from that of every other run on the page."""
     method: str
     recipe: Recipe
     environment: Mapping[str, Any]
@@ -121,33 +121,33 @@ class Run:
 
 @dataclass(frozen=True)
 class Network:
-    """A network of a run that was evaluated."""
+    """An evaluated network of a run."""
 
     run: Run
     name: str
     series: int
-    """Its number on the page, which chooses its colour."""
+    """Its number on the page, which determines its colour."""
     row: Row
     evaluations: Sequence[Evaluated]
-    """The largest first."""
+    """The largest evaluation comes first."""
 
     @property
     def main(self) -> Evaluated:
         return self.evaluations[0]
 
     def said(self, what: Literal["warnings", "notes"]) -> list[str]:
-        """What any of its evaluations warned of or noted, once: figures on the page may be of each of them."""
+        """The warnings or notes of all evaluations, without repeats: figures on the page may come from any of them."""
         return list(dict.fromkeys(text for found in self.evaluations for text in getattr(found.summary, what)))
 
     @property
     def mixture(self) -> Path | None:
-        """The file of a mixture of the dial, where it is one."""
+        """The file of a mixture of the dial, if it is one."""
         path = self.run.path / "mix" / f"{self.row.subject}.safetensors"
         return path if path.is_file() else None
 
     @property
     def shift(self) -> Shifted:
-        """The corruptions of the largest evaluation that has any, and the sequences of that which has those."""
+        """The corruptions of the largest evaluation that has any, and the sequences of the largest that has those."""
         shifts = [found.shift for found in self.evaluations if found.shift is not None]
         return Shifted(
             corruptions=next((shift.corruptions for shift in shifts if shift.corruptions is not None), None),
@@ -167,13 +167,13 @@ class Collection:
         return [run for run in self.runs if id(run) not in evaluated]
 
     def network_of(self, run: Run) -> Network | None:
-        """The network that stands for a run: its best epoch's where it was evaluated."""
+        """The network that stands for a run: that of its best epoch, if it was evaluated."""
         own = [network for network in self.networks if network.run is run]
         return next((n for n in own if n.row.subject == "best"), own[0] if own else None)
 
 
 def collect(paths: Sequence[Path], *, trust_code: bool = False) -> Collection:
-    """Read the runs. What is damaged is refused; what is not there is left out."""
+    """Read the runs. Damaged files are refused, missing ones left out."""
     if not paths:
         raise GeneralistError("name at least one run to report on")
     if len(paths) > MOST_RUNS:
@@ -201,7 +201,7 @@ def _epochs(directory: RunDirectory) -> list[Epoch]:
     found: dict[int, Epoch] = {}
     for number, record in enumerate(directory.read_metrics(), 1):
         epoch = _checked(Epoch, json.dumps(record).encode(), directory.metrics, f"line {number}: ")
-        found[epoch.epoch] = epoch  # a resumed run may have written an epoch again
+        found[epoch.epoch] = epoch  # a resumed run may have written an epoch twice
     return [found[epoch] for epoch in sorted(found)]
 
 

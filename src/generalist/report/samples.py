@@ -1,4 +1,4 @@
-"""Samples on which networks disagree: found in the records of their evaluations, shown with Grad-CAM."""
+"""Samples on which networks disagree, found in the records of their evaluations and shown with Grad-CAM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from generalist.report.runs import Network
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is known of every sample of a network's largest evaluation."""
+    """What is known about every sample of a network's largest evaluation."""
 
     network: Network
     header: Header
@@ -34,7 +34,7 @@ class Recorded:
     examples: Examples | None
 
     def right(self, kind: str) -> dict[int, bool]:
-        """By sample: whether it is right as it is, or under everything that was tried in a threat model."""
+        """By sample: whether it is right unperturbed, or under everything that was tried in a threat model."""
         return dict(zip(self.verdicts.index.tolist(), self._right(kind).tolist(), strict=True))
 
     def _right(self, kind: str) -> Bools:
@@ -53,7 +53,7 @@ class Recorded:
 
 
 def recorded(network: Network) -> Recorded | None:
-    """The records of a network's largest evaluation that has attacks, or of its largest; None where none are kept."""
+    """The records of a network's largest evaluation with attacks, else of its largest; None if it has no records."""
     kept = [found for found in network.evaluations if shard_files(found.folder)]
     if not kept:
         return None
@@ -66,14 +66,14 @@ class Case:
     """An image that one network gets right and another wrong."""
 
     kind: str
-    """`natural`, or a threat: then the image is adversarial for the network that is wrong."""
+    """`natural`, or a threat; in that case the image is adversarial for the network that is wrong."""
     sample: int
     label: str
     image: Floats
     right: Network
     wrong: Network
     right_says: str
-    """What the network that is right says of this very image."""
+    """What the network that is right predicts for this very image."""
     wrong_says: str
     right_map: Floats | None
     wrong_map: Floats | None
@@ -81,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Disagreements:
-    """How many samples networks disagree on, and a few of these."""
+    """How many samples networks disagree on, and a few of these samples."""
 
     kinds: Sequence[str]
     counts: dict[tuple[str, int, int], int]
@@ -92,7 +92,7 @@ class Disagreements:
 
 
 def disagreements(records: Sequence[Recorded], *, most: int, device: str, trust_code: bool) -> Disagreements | None:
-    """Of the largest group of networks that were evaluated on the same images; None where there are no two."""
+    """Within the largest group of networks evaluated on the same images; None if no two were."""
     group = _same_images(records)
     if len(group) < 2:
         return None
@@ -124,7 +124,7 @@ def _same_images(records: Sequence[Recorded]) -> list[Recorded]:
 def _candidates(
     group: Sequence[Recorded], kind: str, counts: dict[tuple[str, int, int], int]
 ) -> dict[tuple[int, int], list[int]]:
-    """Samples that the first of a pair gets right and the second wrong, which can be shown; all are counted."""
+    """Samples that the first of a pair gets right, the second wrong, and that can be shown; all of them are counted."""
     right = [entry.right(kind) for entry in group]
     found: dict[tuple[int, int], list[int]] = {}
     for a, b in permutations(range(len(group)), 2):
@@ -139,7 +139,7 @@ def _candidates(
 
 
 def _by_turns(found: dict[tuple[int, int], list[int]], most: int) -> list[tuple[int, int, int]]:
-    """One sample of each pair of networks in turn, none twice."""
+    """One sample of each pair of networks in turn, without repeats."""
     chosen: list[tuple[int, int, int]] = []
     seen: set[int] = set()
     queues = {pair: iter(samples) for pair, samples in found.items() if samples}
@@ -155,7 +155,7 @@ def _by_turns(found: dict[tuple[int, int], list[int]], most: int) -> list[tuple[
 
 
 class _Viewer:
-    """Loads networks and images where they are needed, and says what it could not do."""
+    """Loads networks and images when they are needed, and reports what failed."""
 
     def __init__(self, device: str, trust_code: bool) -> None:
         self.device, self.trust_code = device, trust_code
@@ -164,7 +164,7 @@ class _Viewer:
         self.notes: dict[str, None] = {}
 
     def case(self, kind: str, right: Recorded, wrong: Recorded, sample: int) -> Case | None:
-        """The image with what both networks say of it; None where it cannot be shown as it was evaluated."""
+        """The image and what both networks predict for it; None if it cannot be shown as it was evaluated."""
         image = self._natural(wrong, sample) if kind == NATURAL else _adversarial(wrong, kind, sample)
         if image is None:
             return None
@@ -221,7 +221,7 @@ class _Viewer:
         return self.images[split]
 
     def _look(self, network: Network, image: Floats) -> tuple[int, Floats | None] | None:
-        """What a network says of an image, and where it looks."""
+        """What a network predicts for an image, and where it looks."""
         model = self._model(network)
         if model is None:
             return None

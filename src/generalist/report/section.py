@@ -1,4 +1,4 @@
-"""A section of the page, and the pieces that all sections are put together from."""
+"""A section of the page, and the pieces that all sections are built from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from generalist.report.svg import inline
 
 @dataclass
 class Section:
-    """A heading of the page and what is below it."""
+    """A heading of the page and the content below it."""
 
     key: str
     """Its anchor."""
@@ -24,18 +24,18 @@ class Section:
     """A shorter title, for the menu."""
     parts: list[Html] = field(default_factory=list)
     drawings: list[Drawing] = field(default_factory=list)
-    """Those in `parts`, for files of their own."""
+    """The drawings in `parts`, which are also written to files."""
 
     def add(self, *parts: Html) -> None:
         self.parts += parts
 
     def figure(self, drawing: Drawing, *, details: Html | None = None) -> Html:
-        """A drawing of this section, and the numbers in it as a table."""
+        """A drawing of this section, and its numbers as a table."""
         self.drawings.append(drawing)
         return tag("figure", inline(drawing), tag("figcaption", details) if details else None)
 
     def missing(self, text: str, commands: Iterable[str]) -> None:
-        """One line on what is left out, and what would add it."""
+        """One line on what is left out, and the commands that would add it."""
         listed = list(commands)
         shown = join(*(part for line in listed[:3] for part in (" ", command(line))))
         more = f" and {len(listed) - 3} more alike" if len(listed) > 3 else ""
@@ -62,7 +62,7 @@ def percent(value: float) -> str:
 
 
 def with_interval(cell: Cell) -> Html:
-    """An accuracy in per cent, and its interval in small print."""
+    """An accuracy in percent, and its interval in small print."""
     if cell.low is None or cell.high is None:
         return tag("td", percent(cell.value))
     bounds = f"{100 * cell.low:.1f}–{100 * cell.high:.1f}"

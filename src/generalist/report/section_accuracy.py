@@ -1,4 +1,4 @@
-"""Accuracies in full: attack by attack, by class, by corruption and severity."""
+"""Accuracies in full: by attack, by class, by corruption and severity."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from generalist.report.section import Section, called, grid, names, note, number
 from generalist.shift_figures import Corruptions
 
 MOST_CLASSES = 40
-"""By class, more rows than this are not read; the hardest classes are kept."""
+"""The most rows of a table by class, as nobody reads more; the hardest classes are kept."""
 MOST_KINDS = 12
 MOST_COLUMNS = 60
-"""Attacks and threats, and corruptions: more than anybody measures."""
+"""The most columns of attacks and threats, or of corruptions: more than anyone measures."""
 UNION = "union"
 _CAPTION = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
 
@@ -43,22 +43,22 @@ def attacks_section(found: Collection) -> Section:
 
 
 def _attacked(network: Network) -> Row:
-    """Its figures on images as they are; those on corrupted ones have a section of their own."""
+    """The figures on uncorrupted images; those on corrupted images have a section of their own."""
     return _with(network, {column for column in network.row.cells if column not in SHIFT_MEANS})
 
 
 def _with(network: Network, columns: Container[str]) -> Row:
-    """A network's row with these columns alone, under its name on the page."""
+    """A network's row with only these columns, under its name on the page."""
     cells = {column: cell for column, cell in network.row.cells.items() if column in columns}
     return replace(network.row, name=network.name, cells=cells)
 
 
 def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> Comparison:
-    """A table of these rows and of the papers' for the same thing, with footnotes."""
+    """A table of these rows and of the papers' rows for the same data and network, with footnotes."""
     comparison = side_by_side([*ours, *published(ours)])
     rows, columns = comparison.rows, comparison.columns[:MOST_COLUMNS]
     marks = comparison.marks()
-    beside = len(rows) > len(ours)  # the papers' rows: only then is it a question whose a figure is
+    beside = len(rows) > len(ours)  # only beside the papers' rows does it matter whose figure it is
     body = [
         [
             short(row.name, 80),
@@ -78,7 +78,7 @@ def _beside_papers(section: Section, ours: Sequence[Row], caption: str) -> Compa
 
 
 def _head(column: str) -> Html:
-    """The attack above the threat, `union` above its kind: columns stay as narrow as their figures."""
+    """The attack above the threat, `union` above its kind, so that columns stay as narrow as their figures."""
     first, second = parts_of(column)
     lines = [*(first.split(" ", 1) if first in (UNION_MEAN, UNION_WORST) else [first]), *([second] if second else [])]
     return join(lines[0], *(part for line in lines[1:] for part in (tag("br"), line)))
@@ -97,7 +97,7 @@ def _figure(row: Row, column: str, mark: int | None) -> Html:
 
 
 ByClass = dict[str, dict[str, Measured]]
-"""By class, then natural, threat or union."""
+"""By class, then `natural`, threat or union."""
 
 
 def classes_section(found: Collection) -> Section:
@@ -108,7 +108,7 @@ def classes_section(found: Collection) -> Section:
         return section
     sets = list(dict.fromkeys(network.row.dataset for network in networks))
     for data in sets:
-        if len(sets) > 1:  # classes of one name in two data sets are two classes
+        if len(sets) > 1:  # the same class name in two data sets means two classes
             section.add(tag("h3", short(data, 80)))
         members = [network for network in networks if network.row.dataset == data]
         _classes_of(section, members, [data] if len(sets) > 1 else [])
@@ -124,7 +124,7 @@ def classes_section(found: Collection) -> Section:
 
 
 def _classes_of(section: Section, networks: Sequence[Network], prefix: Sequence[str]) -> None:
-    """The figures of one data set."""
+    """The figures for one data set."""
     unions = {_union(network) for network in networks} - {""}
     by_class = [_accuracies(network, _union(network) if len(unions) > 1 else UNION) for network in networks]
     every = list(dict.fromkeys(name for classes in by_class for name in classes))
@@ -137,15 +137,15 @@ def _classes_of(section: Section, networks: Sequence[Network], prefix: Sequence[
 
 
 def _union(network: Network) -> str:
-    """What a network's union is called where others are over other threats; empty where it has none of two or more."""
+    """The name of a network's union if others have theirs over other threats; empty if it has none over two or more."""
     threats = next((w for e in network.evaluations if len(w := e.summary.worst_case) > 1), {})
     return f"{UNION} of {', '.join(ranked(threats))}" if threats else ""
 
 
 def _accuracies(network: Network, union: str) -> ByClass:
-    """Each accuracy of the largest evaluation that has it, the union under this name.
+    """Each accuracy from the largest evaluation that has it, with the union under the name `union`.
 
-    Of one threat the union is that threat, and of none the natural accuracy: such ones are left out.
+    The union over a single threat equals that threat, and over none the natural accuracy: those are left out.
     """
     found: ByClass = {}
     for summary in (entry.summary for entry in network.evaluations):
@@ -234,7 +234,7 @@ def _map(section: Section, network: Network, found: Corruptions) -> Html:
 
 
 def _sequences(section: Section, found: Collection) -> None:
-    """Stability over sequences of small perturbations, where it was measured."""
+    """Stability over sequences of small perturbations, if it was measured."""
     for network in found.networks:
         if network.shift.perturbations is None:
             continue

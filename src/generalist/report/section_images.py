@@ -1,4 +1,4 @@
-"""Images: what attacks made of them, and those on which networks disagree."""
+"""Images: adversarial examples, and the samples on which networks disagree."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from generalist.report.samples import Case, Disagreements, Recorded, disagreemen
 from generalist.report.section import Section, called, names, note
 
 MOST_PAIRS = 40
-"""In the gallery, over all networks and threats: with three pictures each they must not make the page large."""
+"""The most pairs in the gallery over all networks and threats: each is three pictures, but the page must stay small."""
 MOST_MEMBERS = 12
-"""Networks in the table of disagreements."""
+"""The most networks in the table of disagreements."""
 
 
 def gallery_section(found: Collection, records: Sequence[Recorded], *, each: int) -> Section:

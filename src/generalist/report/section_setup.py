@@ -1,4 +1,4 @@
-"""What made the numbers: how recipes differ, what the runs ran on, and the commands that make all of it again."""
+"""What produced the numbers: how recipes differ, the environment of the runs, and the commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from generalist.report.section import Section, called, evaluating, note
 MOST_VALUE = 160
 MOST_TEXT = 50_000
 WORDS = {"name", "source"}
-"""What a recipe says of itself: always different, and no setting."""
+"""Fields in which a recipe describes itself: they always differ, and are no settings."""
 KEYS = ("generalist", "commit", "python", "torch", "platform", "device", "threads", "seed")
 
 
@@ -52,21 +52,21 @@ def recipes_section(found: Collection) -> Section:
 
 
 def _differs(key: str, fields: Sequence[dict[str, str]]) -> bool:
-    """A learner that a recipe does not have is told in the row of the learners, not in each of its fields."""
+    """Whether a field differs. A learner that a recipe lacks is shown in the row of the learners, not in each field."""
     values = {entry[key] for entry in fields if key in entry}
     everywhere = key.startswith("learners.") or all(key in entry for entry in fields)
     return len(values) > 1 or not everywhere
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """`a.b.c` to a value's text; learners go by their names."""
+    """A value's text by its path `a.b.c`; learners are named instead of numbered."""
     if isinstance(value, Mapping):
         return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}{key}.").items()}
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
         named = {str(entry["name"]): entry for entry in value if "name" in entry}
         if len(named) == len(value):
             return {k: v for key, inner in named.items() for k, v in _flat(inner, f"{prefix}{key}.").items()}
-        # Threats, say: one field, and not one for each norm and eps of each.
+        # Threats, for example: one field, instead of one for each norm and eps.
         return {prefix.removesuffix("."): "; ".join(" ".join(map(_text, entry.values())) for entry in value)}
     return {prefix.removesuffix("."): _text(value)}
 
@@ -108,7 +108,7 @@ def _data(run: Run) -> dict[str, str]:
 
 
 def _commands(found: Collection, run: Run) -> list[str]:
-    """Those that would make the run and its measurements again, in another place than the run itself."""
+    """Commands that reproduce the run and its measurements, in another directory than the run's own."""
     lines = [shlex.join(["generalist", "train", str(run.directory.recipe), "--out", f"{run.path}-again"])]
     for network in found.networks:
         if network.run is run:
@@ -157,7 +157,7 @@ def _evaluate(network: Network, entry: Evaluated) -> str:
 
 
 def _edge(learners: int, points: int) -> int:
-    """The number of points along an edge, of a dial with so many points in all; see `generalist.dial`."""
+    """The number of points along an edge of a dial that has `points` points in all; see `generalist.dial`."""
     if learners <= 2:
         return points
     if learners == 3:

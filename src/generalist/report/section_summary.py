@@ -80,7 +80,7 @@ def _card(network: Network) -> Html:
 
 
 def _robust(network: Network, threat: str, attacks: Mapping[str, Cell]) -> Html:
-    """AutoAttack where it was run; else what is left by all attacks of one evaluation together."""
+    """AutoAttack if it was run; else the accuracy under all attacks of one evaluation together."""
     attack, cell = strongest(attacks)
     if attack == AUTOATTACK:
         return _figure(threat, cell, "AutoAttack")
@@ -99,7 +99,7 @@ def _robust(network: Network, threat: str, attacks: Mapping[str, Cell]) -> Html:
 
 
 def _tried(found: Evaluated, threat: str) -> int:
-    """Attacks of an evaluation in a threat."""
+    """The number of attacks of an evaluation in a threat."""
     columns = found.summary.identity.get("columns")
     return sum(parts_of(str(name))[1] == threat for name in columns) if isinstance(columns, list) else 0
 

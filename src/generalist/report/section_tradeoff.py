@@ -1,4 +1,4 @@
-"""The trade-off: networks, dial curves and the papers in two planes; the dials, as a simplex for three learners."""
+"""The trade-off: networks, dial curves and the papers in two planes; for three learners the dials as a simplex."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from generalist.report.runs import Collection, Network, Run
 from generalist.report.section import Section, called, evaluating, grid, names, note, numbers, percent
 
 Axis = tuple[str, str, str]
-"""The column of a comparison, the name of a dial's accuracy, and the words for both."""
+"""The column of a comparison, the name of a dial's accuracy, and the label for both."""
 
 
 def tradeoff_section(found: Collection) -> Section:
@@ -40,15 +40,15 @@ def tradeoff_section(found: Collection) -> Section:
 
 
 def _choices(networks: Sequence[Network]) -> tuple[Choice | None, Choice | None]:
-    """The columns of linf and l2; that of l2 is one that most of the networks have which have the one of linf."""
+    """The columns of linf and l2; for l2 the one that most of the networks have that have the linf column."""
     linf = choose(networks, "linf")
     both = [network for network in networks if linf and linf.column in network.row.cells]
     return linf, choose(both, "l2") or choose(networks, "l2")
 
 
 def _pairs(networks: Sequence[Network], linf: Choice | None, other: Choice | None) -> list[tuple[str, Axis, Axis]]:
-    """Natural against linf, linf against l2 (or what other norm there is); natural against that where no network has
-    both. None that is empty."""
+    """Natural against linf, and linf against l2 (or whatever other norm there is), or natural against that norm if no
+    network has both. Empty planes are left out."""
     natural: Axis = (NATURAL, NATURAL, "natural accuracy (%)")
     wanted: list[tuple[str, Axis, Axis]] = []
     if linf:
@@ -62,7 +62,7 @@ def _pairs(networks: Sequence[Network], linf: Choice | None, other: Choice | Non
 
 
 def _left_out(section: Section, networks: Sequence[Network], chosen: Sequence[Choice]) -> None:
-    """Which networks are not in every plane, and what would put them there."""
+    """Which networks are not in every plane, and how to add them."""
     lacking = [network for network in networks if any(choice.column not in network.row.cells for choice in chosen)]
     if not lacking:
         return
@@ -141,7 +141,7 @@ def _spot(row: Row, name: str, series: int | None, x: Axis, y: Axis) -> Spot | N
 
 
 def _way(found: Collection, network: Network, x: Axis, y: Axis) -> Way | None:
-    """The dial curve of a run, once, in the colour of the network that stands for it."""
+    """The dial curve of a run, only once, in the colour of the network that stands for it."""
     curve = network.run.curve
     if curve is None or found.network_of(network.run) is not network:
         return None
@@ -192,7 +192,7 @@ def _explain(section: Section, found: Collection, papers: Sequence[Row], pairs: 
 
 
 def dial_section(found: Collection) -> Section | None:
-    """Every dial: its points, and triangles where there are three learners. None where no run has several learners."""
+    """Every dial: its points, and triangles for three learners. None if no run has several learners."""
     runs = [run for run in found.runs if len(run.recipe.learners) == 3 or run.curve is not None]
     if not runs:
         return None
@@ -256,7 +256,7 @@ def _triangles(section: Section, run: Run, curve: Curve, columns: Sequence[str])
 
 
 def _images(curve: Curve) -> str:
-    """Those of `_measured`: a run may also validate on its test images."""
+    """The images that the dial was measured on: a run may also validate on its test images."""
     return "test" if curve.points[0].test or curve.split == "test" else "held-out"
 
 

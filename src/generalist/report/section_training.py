@@ -13,7 +13,7 @@ from generalist.report.runs import Collection, Epoch, Run
 from generalist.report.section import Section, called, grid, names, note, numbers
 
 MOST_ROWS = 40
-"""Epochs in a table; metrics.jsonl has all."""
+"""The most epochs in a table; metrics.jsonl has all."""
 MOST_MARKS = 100
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 
@@ -60,7 +60,7 @@ def _curves(section: Section, run: Run) -> Html:
 
 
 def _learners(run: Run) -> list[str]:
-    """Those of the last epoch: a run's last stage may have others than its recipe begins with."""
+    """The learners of the last epoch: a run's last stage may have others than its first."""
     return list(run.epochs[-1].gamma)[:12] or [learner.name for learner in run.recipe.learners]
 
 

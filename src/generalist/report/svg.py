@@ -1,4 +1,4 @@
-"""Drawings as SVG: with classes that the page's themes colour, or as a file with the colours of paper."""
+"""Drawings as SVG: with classes that the page's themes colour, or as a file in the colours for paper."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from generalist.report.html import Html, tag
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MILLIMETRES = 0.19
-"""Of a pixel in print: the widest figures fill a column of a paper, and text is of 6 to 7 points in all of them."""
+"""The size of a pixel in print: the widest figures fill a column of a paper, and all text has 6 to 7 points."""
 
 
 def inline(drawing: Drawing, *, decorative: bool = False) -> Html:
-    """For the page: an image with its title as alternative text, or none where it only decorates; colours by class."""
+    """For the page, coloured by class: an image with its title as alternative text, or hidden if only decorative."""
     shapes = [_shape(shape, themed=True) for shape in drawing.shapes]
     view = f"0 0 {_short(drawing.width)} {_short(drawing.height)}"
     width, height = _short(drawing.width), _short(drawing.height)
@@ -30,7 +30,7 @@ def inline(drawing: Drawing, *, decorative: bool = False) -> Html:
 
 
 def file_text(drawing: Drawing) -> str:
-    """A file of its own, sized for a paper."""
+    """The text of a file of its own, sized for a paper."""
     shapes = [_shape(shape, themed=False) for shape in drawing.shapes]
     whole = tag(
         "svg",
