@@ -1,6 +1,6 @@
 """Networks for other tools: a weights file, a folder for model hubs, ONNX, and the layouts of RobustBench.
 
-Nothing is left half-written: a file is whole or not there, and what lay there before stays unless `force` is given.
+No file is left half-written: it is complete or absent, and an existing one stays unless `force` is given.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Notes = list[str]
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of export."""
+    """One export format."""
 
     write: Callable[[Source, Path], Notes]
-    """Writes the file or folder; what is to be said of it, a line each."""
+    """Writes the file or folder; returns remarks for the user, one line each."""
     ending: str
-    """Of the default name."""
+    """The ending of the default name."""
     suffix: str | None
-    """That a name must have, so that a slip of --out cannot replace another kind of file; None for a folder."""
+    """The suffix that a name must have, so that a slip in --out replaces no other kind of file; None for a folder."""
 
 
 def write_safetensors(source: Source, path: Path) -> Notes:
-    """The weights as they are, in float32, with the header from which `generalist.load` builds the network."""
+    """The weights unchanged, in float32, with the header from which `generalist.load` builds the network."""
     save_weights(path, source.state(), source.about)
     return [f"read it with: generalist.load({str(path)!r})"]
 
@@ -51,7 +51,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what the reader should know of it."""
+    """What was written, and remarks for the user."""
 
     path: Path
     notes: Notes
@@ -66,9 +66,9 @@ def export_model(
     force: bool = False,
     trust_code: bool = False,
 ) -> Exported:
-    """Write a network of a run (`which`: best, last or a learner's name), or of a weights file, in another form.
+    """Write a network of a run (`which`: best, last or a learner's name), or of a weights file, in another format.
 
-    `to` is safetensors, hub-folder, onnx or robustbench. Without `out` it goes to `export/` in the run, or beside the
+    `to` is safetensors, hub-folder, onnx or robustbench. Without `out`, it goes to `export/` in the run, or beside the
     file. What exists already is replaced only with `force`.
     """
     if to not in FORMATS:

@@ -1,4 +1,4 @@
-"""The model card: README.md with YAML front matter. Names of classes, recipes and files are anybody's text."""
+"""The model card: README.md with YAML front matter. Names of classes, recipes and files may be any text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from generalist.shift_figures import read_shift
 from generalist.training.learner_options import LearnerOptions
 
 MOST_CLASSES = 100
-"""Names on the card; config.json has all."""
+"""The most class names on the card; config.json has all."""
 
 
 def model_card(source: Source, summaries: Sequence[Summary]) -> str:
-    """The whole page."""
+    """The whole card."""
     title = source.recipe.name if source.recipe is not None and source.recipe.name else source.name
     parts = [f"# {escaped(title)}", *_description(source), "## Use", _usage(), "## Accuracy", *_accuracy(summaries)]
     if warning := source.about.get("warning"):
@@ -68,7 +68,7 @@ MIXED = {"raw": "learners", "averaged": "learners' averages", "parts": "learners
 
 
 def _which(source: Source) -> str:
-    """Which network of the run these weights are: what a run was trained against need not be what a learner was."""
+    """Which network of the run these weights are: a learner may have other threats than the run as a whole."""
     mix = source.about.get("mix")
     if isinstance(mix, dict) and isinstance(shares := mix.get("gamma"), dict):
         listed = ", ".join(f"{name} {share}" for name, share in shares.items())
@@ -95,7 +95,7 @@ def _kind(source: Source) -> str:
 
 
 def _learner(source: Source) -> LearnerOptions | None:
-    """Whose weights the file of a snapshot holds."""
+    """The learner whose weights the file of a snapshot holds, if any."""
     if not source.stages or source.run is None or source.file.resolve().parent.parent != source.run.snapshots.resolve():
         return None
     stem = source.file.stem.removesuffix(AVERAGE).removesuffix(PART)
@@ -166,7 +166,7 @@ def _identity(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conditions(summary: dict[str, Any]) -> str:
-    """Version, device and seed of an evaluation, as far as it says them."""
+    """Version, device and seed of an evaluation, as far as it names them."""
     identity = _identity(summary)
     said = {"generalist": identity.get("version"), "device": summary.get("device"), "seed": identity.get("seed")}
     listed = ", ".join(f"{name} {escaped(str(value))}" for name, value in said.items() if value is not None)
@@ -183,7 +183,7 @@ def _attacks(summary: dict[str, Any]) -> list[str]:
 
 
 def _corrupted(folder: Path) -> list[str]:
-    """The mean over corruptions, where the same evaluation measured any."""
+    """The mean over corruptions, if the same evaluation measured any."""
     shift = read_shift(folder)
     if shift is None or shift.corruptions is None:
         return []
@@ -203,7 +203,7 @@ def _list(value: Any) -> Iterable[Any]:
 
 
 def front_matter(source: Source, title: str, summaries: Sequence[Summary]) -> str:
-    """What hubs read. The licence is the owner's to choose, so there is none."""
+    """What hubs read. It names no licence, as that is the owner's choice."""
     results = [
         {
             "task": {"type": "image-classification"},
@@ -234,13 +234,13 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>&~$@:^])")
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and without characters that show nothing or turn the direction of writing."""
+    """Without line breaks, and without characters that are invisible or change the direction of writing."""
     spaced = " ".join(text.split())
     return "".join(c if unicodedata.category(c)[0] != "C" else "\N{REPLACEMENT CHARACTER}" for c in spaced)
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, within a line or a table."""
+    """Text that Markdown shows literally, within a line or a table."""
     return _SPECIAL.sub(r"\\\1", one_line(text))
 
 
@@ -260,7 +260,7 @@ _ABSOLUTE = re.compile(r"(?:[/~\\]|[A-Za-z]:[/\\]).*")
 
 
 def shared_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Every field; of absolute paths only the last part: the rest helps nobody else and says who trained it."""
+    """Every field, but of absolute paths only the last part: the rest helps nobody and reveals who trained it."""
     raw: dict[str, Any] = _without_paths(recipe.model_dump(mode="json"))
     return raw
 

@@ -16,7 +16,7 @@ from generalist.training.artefacts import save_weights
 
 
 def write_folder(source: Source, path: Path) -> list[str]:
-    """A new folder appears whole. In one that exists (a clone of a hub's repository) our three files are replaced."""
+    """A new folder appears complete. In an existing one (a clone of a hub's repository) our files are replaced."""
     summaries = source.summaries()
     card = model_card(source, summaries)
     if path.is_dir():
@@ -36,7 +36,7 @@ def write_folder(source: Source, path: Path) -> list[str]:
 
 
 def _remedy(source: Source) -> str:
-    """How accuracies of these weights would come onto the card."""
+    """How to get accuracies of these weights onto the card."""
     if source.run is None:
         return "they are read from the run that weights lie in, and these lie in none"
     words = [str(source.file), "--out", str(source.run.path / "evaluation")]
@@ -53,7 +53,7 @@ def _fill(source: Source, folder: Path, card: str) -> None:
 
 
 def configuration(source: Source) -> dict[str, Any]:
-    """What other tools may want to know. `generalist.load` reads the header of the weights instead."""
+    """Facts for other tools. `generalist.load` reads the header of the weights instead."""
     channels, height, width = source.shape
     found: dict[str, Any] = {
         "library_name": "generalist",

@@ -1,4 +1,4 @@
-"""ONNX: the network as a graph that runs without PyTorch, kept only where it computes what the network does."""
+"""ONNX: the network as a graph that runs without PyTorch, kept only if it gives the same answers as the network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from generalist.core.files import write_bytes
 from generalist.export.source import Source
 
 TOLERANCE = 1e-4
-"""How far logits may be apart: absolutely, or relative to the largest where that is above 1."""
+"""How far logits may be apart: absolutely, or relative to the largest if that is above 1."""
 BATCHES = (1, 5)
-"""Sizes that are tried, neither of them the one that is traced: the number of images must stay open."""
+"""Batch sizes that are tried, neither of them the traced one: the number of images must stay variable."""
 
 
 def write_onnx(source: Source, path: Path) -> list[str]:
     """Input `image` [batch, channels, height, width] in [0, 1], output `logits`; the normalization is inside."""
-    for name in ("onnx", "onnxscript"):  # PyTorch's exporter imports them, and would complain less clearly
+    for name in ("onnx", "onnxscript"):  # PyTorch's exporter imports them, and its own complaint is less clear
         _need(name)
     runtime = _need("onnxruntime")
     odd = {str(tensor.dtype) for tensor in source.model.parameters() if tensor.dtype != torch.float32}
@@ -55,12 +55,12 @@ def _need(name: str) -> Any:
 
 
 def _traced(source: Source) -> bytes:
-    """The model file's bytes."""
+    """The bytes of the model file."""
     example = random.uniform(0, "export", shape=(2, *source.shape))
     batch = torch.export.Dim("batch")
     try:
         with warnings.catch_warnings(), _quiet("torch.onnx"), _quiet("onnxscript"):
-            warnings.simplefilter("ignore")  # of the exporter's own future; what matters is checked below
+            warnings.simplefilter("ignore")  # about the exporter's own future; what matters is checked below
             program = torch.onnx.export(
                 source.model,
                 (example,),
@@ -73,7 +73,7 @@ def _traced(source: Source) -> bytes:
         assert program is not None
         program.model.metadata_props["generalist"] = json.dumps(source.about)
         data: bytes = program.model_proto.SerializeToString()
-    except Exception as error:  # the exporter raises whatever it meets in a user's network
+    except Exception as error:  # the exporter passes on any exception of a user's network
         reason = " ".join(str(error).split())[:300]
         raise GeneralistError(f"this network cannot be written as ONNX: {type(error).__name__}: {reason}") from error
     return data
@@ -81,7 +81,7 @@ def _traced(source: Source) -> bytes:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """A logger that only speaks of errors meanwhile."""
+    """Within this context the logger reports only errors."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -92,7 +92,7 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def _difference(runtime: Any, data: bytes, source: Source) -> float:
-    """The largest distance between the two networks' logits, in units of the tolerance's own scale."""
+    """The largest distance between the logits of the two networks, on the scale of the tolerance."""
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     worst = 0.0
     for size in BATCHES:
@@ -104,7 +104,7 @@ def _difference(runtime: Any, data: bytes, source: Source) -> float:
             return float("inf")
         scale = max(1.0, float(expected.abs().max()))
         distance = float((torch.from_numpy(found) - expected).abs().max()) / scale
-        if not distance <= TOLERANCE:  # also where it is nan
+        if not distance <= TOLERANCE:  # true for nan as well
             return distance
         worst = max(worst, distance)
     return worst

@@ -1,8 +1,8 @@
-"""State dicts with the key names of RobustBench's architectures, for those networks that it has, too.
+"""State dicts with the key names of RobustBench's architectures, for networks that RobustBench has as well.
 
 RobustBench names its layers as the common CIFAR ports do (`layer1.0.conv1`, `linear`; wide ones `block1.layer.0.conv1`,
-`fc`), and takes torchvision's networks for ImageNet. A normalization there is a wrapper with two buffers,
-`normalize.mean` and `normalize.std`, around `model`; a network of ours that normalizes gets the keys of that wrapper.
+`fc`), and uses torchvision's networks for ImageNet. Its normalization is a wrapper around `model` with two buffers,
+`normalize.mean` and `normalize.std`; a network of ours that normalizes gets the keys of that wrapper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from generalist.export.source import Source
 from generalist.models import Normalized
 
 Rules = Mapping[str, str]
-"""Beginnings of our key names, as patterns, and what stands there instead; S is the stage's number from 1."""
+"""Beginnings of our key names, as patterns, and their replacements; S is the stage's number from 1."""
 
 _CIFAR_RESNET: Rules = {
     r"stem\.0": "conv1",
@@ -64,13 +64,13 @@ _WIDE: Rules = {
 
 @dataclass(frozen=True)
 class Layout:
-    """A network of RobustBench that computes what one of ours does."""
+    """A network of RobustBench that computes the same function as one of ours."""
 
     rules: Rules
     call: str
-    """How RobustBench makes it, with {classes} for their number."""
+    """How RobustBench constructs it; {classes} stands for the number of classes."""
     side: int | None = 32
-    """Height and width that it takes: those for CIFAR end in an average over a window of fixed size."""
+    """Height and width that it takes: the networks for CIFAR end in an average over a window of fixed size."""
 
 
 _ROOM = "robustbench.model_zoo.architectures"
@@ -80,7 +80,7 @@ LAYOUTS = {
     "resnet18": Layout(_CIFAR_RESNET, _RESNET + ".ResNet(BasicBlock, [2, 2, 2, 2], num_classes={classes})"),
     "resnet34": Layout(_CIFAR_RESNET, _RESNET + ".ResNet(BasicBlock, [3, 4, 6, 3], num_classes={classes})"),
     "resnet50": Layout(_CIFAR_RESNET, _RESNET + ".ResNet(Bottleneck, [3, 4, 6, 3], num_classes={classes})"),
-    # The plain PreActBlock there takes its shortcut before the activation, and the plain network has no last BatchNorm.
+    # The plain PreActBlock there takes the shortcut before the activation, and the plain network has no last BatchNorm.
     "preact-resnet18": Layout(
         _PREACT, _RESNET + ".PreActResNet(PreActBlockV2, [2, 2, 2, 2], num_classes={classes}, bn_before_fc=True)"
     ),
@@ -106,7 +106,7 @@ def _rename(name: str, rules: Rules) -> str:
 
 
 def write_robustbench(source: Source, path: Path) -> list[str]:
-    """A file that `torch.load(..., weights_only=True)` reads and the named network loads, strictly."""
+    """A file that `torch.load(..., weights_only=True)` reads and that the named network loads strictly."""
     layout = _layout_of(source)
     model = source.model
     state = source.state()

@@ -1,4 +1,4 @@
-"""What is exported: a network with all that the run knows of it."""
+"""What is exported: a network and everything that the run knows about it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Source:
     """One network, in evaluation mode, on the CPU, in float32."""
 
     name: str
-    """best, last, a learner's name or that of the weights file; safe as a part of a file name."""
+    """best, last, a learner's name or that of the weights file; safe as part of a file name."""
     file: Path
     home: Path
-    """Where exports lie unless the user says otherwise: the run, or the folder of the weights file."""
+    """Where exports go by default: the run, or the folder of the weights file."""
     model: nn.Module
     about: dict[str, Any]
     """The header of the weights file."""
     run: RunDirectory | None
     recipe: Recipe | None
-    """The whole of it."""
+    """The whole recipe."""
     stages: Sequence[Recipe]
-    """One for each of the run's stages, or the recipe alone; the weights came out of the last."""
+    """One for each of the run's stages, or the recipe alone; the weights are the result of the last."""
 
     @property
     def classes(self) -> list[str]:
@@ -50,16 +50,16 @@ class Source:
 
     @property
     def epoch(self) -> int | None:
-        """The last epoch that these weights have seen, where the header says it."""
+        """The last epoch that these weights were trained for, if the header names it."""
         epoch = self.about.get("epoch")
         return epoch if isinstance(epoch, int) else None
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all tensors by name; a tied one has a copy under each name, as safetensors asks for."""
+        """Copies of all tensors by name; a tied tensor has a copy under each name, as safetensors requires."""
         return {name: tensor.detach().clone().contiguous() for name, tensor in self.model.state_dict().items()}
 
     def summaries(self) -> list[Summary]:
-        """The run's evaluations of these very weights. Parts of one that were not joined yet are left out."""
+        """The run's evaluations of exactly these weights, without parts that were not joined yet."""
         if self.run is None:
             return []
         found = [(path, read_summary(path)) for path in sorted(self.run.path.glob(f"evaluation/*/{SUMMARY}"))]
@@ -68,7 +68,7 @@ class Source:
 
 
 def open_source(path: Path, which: str, *, trust_code: bool) -> Source:
-    """The network that a run (with `which`), an exported folder or a weights file means."""
+    """The network that a run (with `which`), an exported folder or a weights file stands for."""
     run = run_of(path)
     file = weights_file(path, which)
     state, about = load_weights(file)

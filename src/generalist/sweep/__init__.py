@@ -1,1 +1,1 @@
-"""Searches over recipes: many runs, one question. Workers share a database; every trial is an ordinary run."""
+"""Searches over recipes: many runs for one question. Workers share a database; every trial is an ordinary run."""

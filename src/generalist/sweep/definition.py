@@ -1,4 +1,4 @@
-"""From a sweep's text to its trials' recipes: everything is checked here, before a database is opened."""
+"""From the text of a sweep to the recipes of its trials: everything is checked here, before a database is opened."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from generalist.sweep.measurements import example_record
 from generalist.sweep.options import SearchOptions, SweepOptions, as_text
 
 CHECKED_COMBINATIONS = 1000
-"""A grid up to this size is checked point by point; of a larger one, every value by itself."""
+"""A grid up to this size is checked point by point; in a larger one, every value is checked on its own."""
 
 Choice = dict[str, str | float | int]
-"""A trial's parameters: by key of `search` a choice's text, or a number of a range."""
+"""A trial's parameters: for each key of `search`, the text of a choice or a number from a range."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that has been read: its options and the recipe beneath them."""
+    """A sweep that was read: its options and the recipe that it varies."""
 
     options: SweepOptions
     raw: dict[str, Any]
-    """The recipe as its file says it: read once, so that a file that changes meanwhile changes no trial."""
+    """The recipe as in its file, read only once, so that later changes of the file do not affect trials."""
     trust_code: bool = False
 
     @property
@@ -63,7 +63,7 @@ class Sweep:
         return load_recipe(self.raw, overrides=overrides, trust_code=self.trust_code)
 
     def choice(self, number: int) -> Choice:
-        """The parameters of trial `number`, where they do not depend on the other trials: of a grid or at random."""
+        """The parameters of trial `number`, if they do not depend on other trials (`grid` and `random`)."""
         spaces = self.options.search
         if self.options.method == "grid":
             found: Choice = {}
@@ -76,7 +76,7 @@ class Sweep:
         return {key: _drawn(space, draw) for (key, space), draw in zip(spaces.items(), draws, strict=True)}
 
     def fingerprint(self) -> str:
-        """What makes it this sweep and no other; more trials or another heartbeat leave it the same."""
+        """A hash of what identifies the sweep; the number of trials and the heartbeat are not part of it."""
         first = self.recipe(next(checked_choices(self.options)))
         content = {
             "options": self.options.model_dump(mode="json", exclude={"trials", "heartbeat", "source"}),
@@ -95,7 +95,7 @@ def _drawn(space: SearchOptions, draw: float) -> str | float | int:
         return choices[int(draw * len(choices))]
     assert space.low is not None and space.high is not None, "whoever has no choices is a range"
     low, high = space.low, space.high
-    if space.step is not None:  # more points than are listed
+    if space.step is not None:  # too many points to list
         value = low + int(draw * space.points(space.step)) * space.step
         return round(value) if space.integer else value
     value = low * math.pow(high / low, draw) if space.log else low + (high - low) * draw
@@ -106,7 +106,7 @@ def _drawn(space: SearchOptions, draw: float) -> str | float | int:
 
 
 def load_sweep(where: str | Path, *, overrides: Iterable[str] = (), trust_code: bool = False) -> Sweep:
-    """A shipped sweep by its name, or a YAML file, with `field=value` added to its `set`; checked as a whole."""
+    """A shipped sweep by name, or a YAML file, with `field=value` added to its `set`; checked as a whole."""
     if str(where) in shipped_sweeps():
         text, folder, name = shipped_sweep_text(str(where)), None, str(where)
     else:
@@ -134,7 +134,7 @@ def load_sweep(where: str | Path, *, overrides: Iterable[str] = (), trust_code: 
 
 
 def check(sweep: Sweep) -> None:
-    """Every combination of a grid, or every value beside the first ones of the others, must make a sound recipe."""
+    """Every combination of a grid, or every value with the first ones of the other fields, must give a valid recipe."""
     for choice in checked_choices(sweep.options):
         try:
             recipe = sweep.recipe(choice)

@@ -1,7 +1,7 @@
 """Small arithmetic over named measurements: `natural + 0.5 * min(linf, l2)`.
 
-Text is parsed into Python's syntax tree and walked node by node; whatever is not on the short list of allowed nodes is
-refused. Nothing is ever executed.
+The text is parsed into Python's syntax tree, which is walked node by node; any node outside a short list is refused.
+Nothing is ever executed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.
 
 
 def _or_nan(choose: Callable[[Sequence[float]], float]) -> Callable[..., float]:
-    """Python's min and max pass over a nan or not, by its place."""
+    """Python's min and max ignore a nan or not, depending on its position; these return it."""
     return lambda *values: math.nan if any(map(math.isnan, values)) else choose(values)
 
 
@@ -38,19 +38,19 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression: `paths` are the measurements that it reads."""
+    """A checked expression; `paths` are the measurements that it reads."""
 
     text: str
     tree: ast.expr
     paths: frozenset[Path]
 
     def check(self, record: Mapping[str, Any]) -> None:
-        """Refuse a measurement that `record` has not, or that is no number there."""
+        """Refuse a measurement that `record` lacks, or that is not a number there."""
         for path in sorted(self.paths):
             look_up(record, path, self.text)
 
     def value(self, record: Mapping[str, Any]) -> float:
-        """What the expression is for these measurements; nan where a division by zero or the like leaves nothing."""
+        """The expression's value for these measurements; nan if it is undefined, as after a division by zero."""
         try:
             return _value(self.tree, record, self.text)
         except (ZeroDivisionError, OverflowError):
@@ -58,7 +58,7 @@ class Expression:
 
 
 def parse_expression(text: str) -> Expression:
-    """The expression that `text` says, or one line on what is not allowed in it."""
+    """Parse `text`; an error says in one line what is not allowed in it."""
     if len(text) > MAX_LENGTH:
         raise SweepError(f"an expression has at most {MAX_LENGTH} characters, not {len(text)}")
     try:
@@ -82,7 +82,7 @@ def look_up(record: Mapping[str, Any], path: Path, text: str) -> float:
             raise _refused(text, f"there is no {part!r}{inside}; there is {known}")
         value = value[part]
     if value is None:
-        return math.nan  # a measure that could not be taken
+        return math.nan  # a measurement that could not be made
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = f"; choose one of {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
         raise _refused(text, f"{'.'.join(path)} is no number{hint}")

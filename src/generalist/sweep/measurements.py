@@ -1,7 +1,7 @@
-"""What expressions can name: the fields of a metrics record, and short names for the usual ones.
+"""The names that expressions can use: the fields of a metrics record, and short names for the usual ones.
 
 Short names: `natural`, `robust` (mean PGD accuracy over the threats), `worst` (the lowest of them), `linf`, `l2`, `l1`
-(where one threat has that norm), `drift`, `mixing_gap`, `ensemble`, `train_seconds` (training so far, without
+(if one threat has that norm), `drift`, `mixing_gap`, `ensemble`, `train_seconds` (training so far, without
 validation). All accuracies are the global learner's, as fractions.
 """
 
@@ -18,7 +18,7 @@ from generalist.recipe import Recipe, stage_recipe, stage_recipes
 
 
 def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str, Any]:
-    """A validated record with the short names added."""
+    """A validation record with the short names added."""
     validation = record["validation"]
     accuracy = validation["accuracy"][GLOBAL]
     robust = {name: value for name, value in accuracy.items() if name != NATURAL}
@@ -32,7 +32,7 @@ def measurements(record: Mapping[str, Any], *, train_seconds: float) -> dict[str
 
 
 def example_record(recipe: Recipe, *, trust_code: bool = False) -> dict[str, Any]:
-    """A record such as the recipe's runs will write, with ones for values: what an expression may name."""
+    """A record like those of the recipe's runs, with ones as values: it has every name that an expression can use."""
     recipe = stage_recipes(recipe, trust_code=trust_code)[-1]
     learners = [learner.name for learner in recipe.learners]
     names = [NATURAL, *(str(threat.build()) for threat in recipe.threats())]
@@ -57,9 +57,9 @@ def example_record(recipe: Recipe, *, trust_code: bool = False) -> dict[str, Any
 def final_measurements(
     run: RunDirectory, recipe: Recipe, *, epoch: Literal["best", "last"], trust_code: bool = False
 ) -> dict[str, Any]:
-    """Those of a finished run: of the epoch whose model it keeps as the best, or of the last one.
+    """The measurements of a finished run, at the epoch whose model it keeps as the best, or at the last.
 
-    The accuracies are those of the last stage; the seconds are those of all.
+    The accuracies are those of the last stage; the seconds are summed over all.
     """
     records = run.read_metrics()
     validated = [record for record in records if "validation" in record]
@@ -74,8 +74,8 @@ def final_measurements(
 
 
 def train_seconds(records: Sequence[Mapping[str, Any]], *, batch_size: int) -> float:
-    """Seconds that the iterations took, from the logged speeds: a resumed run counts each epoch once, and one that
-    begins at a `train.start_epoch` those of its own alone."""
+    """Seconds that the iterations took, from the logged speeds: every epoch of a resumed run counts once, and a run that
+    begins at a `train.start_epoch` counts its own epochs alone."""
     total = 0.0
     for record in records:
         speed = record.get("images_per_second") or math.nan

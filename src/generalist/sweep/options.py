@@ -30,17 +30,17 @@ class SearchOptions(Options):
     """The upper end of a range, inclusive."""
 
     log: bool = False
-    """Draw evenly on a logarithmic scale, as learning rates want it; both ends must be above 0."""
+    """Draw evenly on a logarithmic scale, as is usual for learning rates; both ends must be above 0."""
 
     step: Number | None = Field(default=None, gt=0)
-    """Only low, low + step, low + 2 step, ... up to `high`. Left out: any number of the range."""
+    """Only low, low + step, low + 2 step, ... up to `high`; by default any number in the range."""
 
     integer: bool = False
-    """Only whole numbers of the range, for fields such as `train.epochs`."""
+    """Only whole numbers, for fields such as `train.epochs`."""
 
     variants: dict[Name, dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1000)
     """Several fields that change together: a name for each variant, and the fields that it sets. The key in `search`
-    is then a label of your own and not a field."""
+    is then a label of your choice instead of a field."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -74,7 +74,7 @@ class SearchOptions(Options):
             raise ValueError("`integer` needs whole numbers as `low`, `high` and `step`")
 
     def choices(self) -> list[str] | None:
-        """The texts to choose from: values as JSON (which YAML can read), or names of variants; None: a whole range."""
+        """The texts to choose from: values as JSON (which is YAML), or names of variants; or None for a whole range."""
         if self.values is not None:
             return [as_text(value) for value in self.values]
         if self.variants is not None:
@@ -89,12 +89,12 @@ class SearchOptions(Options):
         return [as_text(int(point) if self.integer else point) for point in points]
 
     def points(self, step: float) -> int:
-        """How many of low, low + step, low + 2 step, ... lie in the range."""
+        """The number of points low, low + step, low + 2 step, ... in the range."""
         assert self.low is not None and self.high is not None, "only a range has steps"
         return math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def last(self) -> float:
-        """The highest number of the range: `high`, or the last step below it."""
+        """The highest number of the range: `high`, or the last step before it."""
         assert self.low is not None and self.high is not None, "only a range has one"
         return self.high if self.step is None else round(self.low + (self.points(self.step) - 1) * self.step, 12)
 
@@ -107,13 +107,13 @@ class SearchOptions(Options):
         return [as_text(int(end) if self.integer else end) for end in (self.low, self.last())]
 
     def fields(self, key: str) -> list[str]:
-        """The fields of a recipe that it changes."""
+        """The recipe fields that it changes."""
         return (
             [key] if self.variants is None else sorted({field for fields in self.variants.values() for field in fields})
         )
 
     def changes(self, key: str, text: str) -> list[str]:
-        """The overrides of a recipe that a choice stands for."""
+        """The overrides of a recipe for a choice."""
         if self.variants is not None:
             return [f"{field}={as_text(value)}" for field, value in self.variants[text].items()]
         return [f"{key}={text}"]
@@ -127,7 +127,7 @@ class ObjectiveOptions(Options):
     `robust`, `worst`, `linf`, `l2`, `drift`, `train_seconds`, ... with + - * /, min and max."""
 
     direction: Literal["maximize", "minimize"] = "maximize"
-    """Whether more of it is better."""
+    """Whether larger or smaller values are better."""
 
     @model_validator(mode="before")
     @classmethod
@@ -141,33 +141,33 @@ class ObjectiveOptions(Options):
 
 
 class PruningOptions(Options):
-    """Early stopping of trials that validate worse than others did at the same epoch."""
+    """Early stopping of trials that validate worse than others at the same epoch."""
 
     kind: Literal["none", "median", "halving"] = "none"
     """`median`: stop a trial whose best value so far is below the median of the others' at that epoch. `halving`: of
-    the trials that reach a rung (epochs `warmup`, 3 x `warmup`, 9 x `warmup`, ...) only the best third goes on."""
+    the trials that reach a rung (epochs `warmup`, 3 x `warmup`, 9 x `warmup`, ...) only the best third continues."""
 
     warmup: int = Field(default=5, ge=1, le=1_000_000)
-    """Epochs before which no trial is stopped."""
+    """No trial is stopped before this epoch."""
 
     startup: int = Field(default=5, ge=1, le=1_000_000)
-    """Finished trials before which `median` stops none."""
+    """`median` stops no trial before this many trials have finished."""
 
 
 class SweepOptions(Options):
     """A whole sweep."""
 
     name: Name = "sweep"
-    """Its name in the database and of its output folder; by default the name of its file."""
+    """Its name in the database and of its output folder; by default that of its file."""
 
     source: str = Field(default="", max_length=2000)
     """Where its question comes from."""
 
     recipe: str
-    """A shipped recipe's name, or a YAML file (searched beside the sweep's own file first)."""
+    """A shipped recipe's name, or a YAML file (looked up next to the sweep's own file first)."""
 
     set: dict[str, Any] = Field(default_factory=dict)
-    """Fields that every trial changes, by their dotted paths, as `--set` does: {train.epochs: 20}."""
+    """Fields set in every trial, by their dotted paths, as with `--set`: {train.epochs: 20}."""
 
     search: dict[str, SearchOptions] = Field(min_length=1, max_length=100)
     """The fields to vary, by their dotted paths, each with its values."""
@@ -176,28 +176,28 @@ class SweepOptions(Options):
     """`grid`: every combination. `random`: drawn anew for each trial. `tpe`: drawn where earlier trials were good."""
 
     trials: int | None = Field(default=None, ge=1, le=MAX_TRIALS)
-    """How many trials, all workers together. Needed by `random` and `tpe`; a grid has its combinations. It may be
-    raised later, and the sweep goes on."""
+    """The number of trials of all workers together. Required by `random` and `tpe`; a grid has as many as combinations.
+    It may be raised later to continue the sweep."""
 
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """The seed of what `random` and `tpe` draw. The trials' own seed is their recipe's `train.seed`."""
+    """The seed for the draws of `random` and `tpe`. The trials' own seed is their recipe's `train.seed`."""
 
     objectives: list[ObjectiveOptions] = Field(
         default_factory=lambda: [ObjectiveOptions(value="natural + robust")], min_length=1, max_length=4
     )
-    """What trials are judged by; with two or more, the result is the Pareto front."""
+    """What trials are judged by; with two or more objectives, the result is the Pareto front."""
 
     epoch: Literal["best", "last"] = "best"
     """Which epoch of a trial counts: the one whose model its run keeps as the best, or the last."""
 
     measures: dict[Name, str] = Field(default_factory=dict)
-    """Further expressions that are shown and exported with each trial, by column name."""
+    """Further expressions that are shown and exported for each trial, by column name."""
 
     pruning: PruningOptions = PruningOptions()
     """Whether trials are stopped early."""
 
     heartbeat: int = Field(default=30, ge=1, le=3600)
-    """Seconds between signs of life of a worker. One without a sign for four times as long is considered dead, and
+    """Seconds between signs of life of a worker. A worker without one for four times as long is considered dead, and
     another worker continues its trial."""
 
     @model_validator(mode="after")
@@ -212,8 +212,8 @@ class SweepOptions(Options):
         return self
 
     def _check_overlaps(self) -> None:
-        """Refuse a field that overrides an earlier one, so that trials would differ in name only. Variants may override
-        fields of `set`."""
+        """Refuse a field that overrides an earlier one, because trials would then differ in name only. Variants may
+        override fields of `set`."""
         earlier = dict.fromkeys(self.set, "set")
         for key, space in self.search.items():
             for field in space.fields(key):
@@ -263,7 +263,7 @@ def as_text(value: Any) -> str:
         text = json.dumps(value, allow_nan=False, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         raise ValueError(f"{str(value)[:40]!r} is no plain value of a recipe") from None
-    # Beyond 16 bits JSON escapes a character as two halves, which YAML does not join: it stays as it is.
+    # Beyond 16 bits, JSON escapes a character as two halves, which YAML does not join, so it is left unescaped.
     return "".join(c if " " <= c <= "~" or c > "\uffff" else f"\\u{ord(c):04x}" for c in text)
 
 

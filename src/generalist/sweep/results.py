@@ -1,4 +1,4 @@
-"""What a sweep has found: the best trial, or the Pareto front; and every trial as CSV."""
+"""The results of a sweep: the best trial, or the Pareto front; and every trial as CSV."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from generalist.sweep.trials import Row
 
 
 def front(rows: Sequence[Row], directions: Sequence[str]) -> list[Row]:
-    """The complete trials that no other one beats: as good in every objective and better in one.
+    """The complete trials that no other trial dominates by being as good in every objective and better in one.
 
-    With one objective these are the best trial and those that equal it.
+    With one objective these are the best trial and those equal to it.
     """
     signs = [1.0 if direction == "maximize" else -1.0 for direction in directions]
     scored = [(row, [s * v for s, v in zip(signs, row.values, strict=True)]) for row in rows if row.values]
@@ -31,7 +31,7 @@ def directions_of(sweep: Sweep) -> list[str]:
 
 
 def ranked(rows: Sequence[Row], sweep: Sweep) -> list[Row]:
-    """With one objective the best first; what has no value comes last, by number."""
+    """With one objective, the best first; trials without a value come last, by number."""
     directions = directions_of(sweep)
     if len(directions) > 1:
         return sorted(rows, key=lambda row: row.number)
@@ -40,7 +40,7 @@ def ranked(rows: Sequence[Row], sweep: Sweep) -> list[Row]:
 
 
 def shown_choice(sweep: Sweep, row: Row, *, digits: int = 6) -> dict[str, str]:
-    """A trial's parameters as a person writes them: JSON's quotes around texts are left out."""
+    """A trial's parameters as a person would write them, without JSON's quotes around texts."""
     return {key: _plain(row.choice[key], digits) for key in sweep.options.search if key in row.choice}
 
 
@@ -52,7 +52,7 @@ def _plain(value: Any, digits: int) -> str:
 
 
 def to_csv(rows: Sequence[Row], sweep: Sweep) -> str:
-    """A line a trial: number, state, parameters, objectives, measures, epoch, worker, error."""
+    """One line per trial: number, state, parameters, objectives, measures, epoch, run directory, worker, error."""
     options = sweep.options
     expressions = [objective.value for objective in options.objectives]
     header = ["trial", "state", *options.search, *expressions, *options.measures, "epoch", "run", "worker", "error"]

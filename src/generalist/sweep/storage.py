@@ -1,6 +1,6 @@
 """The database that workers share: SQLite in the sweep's folder, or PostgreSQL by URL, both through Optuna.
 
-Whoever claims a trial holds a lock on the whole sweep for these milliseconds, so that two workers never take the same
+A worker that claims a trial locks the whole sweep for a few milliseconds, so that two workers never take the same
 one. The lock ends with the process that holds it, however that ends.
 """
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
 MISSES = 4
-"""Signs of life that a worker may leave out before it is taken for dead."""
+"""Signs of life that a worker may miss before it is considered dead."""
 _LOCK_WAIT = "120s"
 _OPTUNAS = {"studies", "version_info", "alembic_version"}
-"""Tables by which its database is known, also while another worker is making them."""
+"""Tables that identify an Optuna database, even while another worker is still creating them."""
 
 
 def optuna_module() -> Any:
-    """Optuna, which sweeps alone need."""
+    """Optuna, which only sweeps need."""
     try:
         import optuna
         import sqlalchemy  # noqa: F401
     except ImportError:
         raise SweepError("sweeps need Optuna: pip install 'generalist-at[sweep]'") from None
     optuna.logging.set_verbosity(logging.WARNING)
-    # Heartbeats are experimental there, and meant for its own loop; ours beats them itself.
+    # Optuna calls heartbeats experimental, and means them for its own loop; ours sends them itself.
     warnings.filterwarnings("ignore", message=".*[Hh]eartbeat.*", module=r"(optuna|generalist)\..*")
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
@@ -48,14 +48,14 @@ def optuna_module() -> Any:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a sweep's records lie: a database, and the folder of this machine's runs."""
+    """Where a sweep's records are: a database, and the folder with the runs of this machine."""
 
     url: str
     folder: Path
 
     @property
     def shown(self) -> str:
-        """The URL without its password, which may be among its options, too."""
+        """The URL without its password, which may also be among its options."""
         import sqlalchemy
 
         url = sqlalchemy.make_url(self.url)
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def file(self) -> Path | None:
-        """SQLite's file; None of a server."""
+        """SQLite's file; None for a server."""
         import sqlalchemy
 
         url = sqlalchemy.make_url(self.url)
@@ -71,12 +71,12 @@ class Place:
 
 
 def choose_place(storage: str | None, folder: Path) -> Place:
-    """The database that `--storage` names; left out, a file in the sweep's folder."""
+    """The database that `--storage` names; by default a file in the sweep's folder."""
     optuna_module()
     import sqlalchemy
 
     if storage is None:
-        # Put together by SQLAlchemy, to which a ? or % of a folder's name means something else.
+        # Built by SQLAlchemy, because a ? or % in a folder's name has a meaning in URLs.
         return Place(sqlalchemy.URL.create("sqlite", database=str(folder / "sweep.db")).render_as_string(), folder)
     remedy = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
     try:
@@ -87,7 +87,7 @@ def choose_place(storage: str | None, folder: Path) -> Place:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in {"sqlite", "postgresql+psycopg"}:
         raise SweepError(f"--storage: {url.drivername!r} is no database that sweeps can use; {remedy}")
-    if "@" in (url.host or ""):  # else half of the password would be taken for a part of the host, and shown
+    if "@" in (url.host or ""):  # else half of the password would be read as part of the host, and shown
         raise SweepError("--storage: an @ in a password must be written as %40 (or keep the password in ~/.pgpass)")
     if url.drivername == "sqlite" and url.database in {None, "", ":memory:"}:
         raise SweepError("--storage: a database in memory would end with this process; name a file, sqlite:///FILE")
@@ -96,7 +96,7 @@ def choose_place(storage: str | None, folder: Path) -> Place:
 
 @contextmanager
 def clear_storage_errors(place: Place) -> Iterator[None]:
-    """Turn what a database says into one line, without its password."""
+    """Turn a database's errors into one line, without its password."""
     optuna = optuna_module()
     import sqlalchemy
 
@@ -108,14 +108,14 @@ def clear_storage_errors(place: Place) -> Iterator[None]:
         raise SweepError(f"the database {place.shown} does not answer as it should: {text[:300]}") from error
     except ImportError as error:
         if "psycopg" not in str(error):
-            raise  # of something that a trial needs
+            raise  # of a package that a trial needs
         raise SweepError(
             "PostgreSQL needs psycopg: pip install 'generalist-at[sweep]' (or use SQLite: leave --storage out)"
         ) from None
 
 
 class Lock:
-    """One worker at a time, on all machines that share the database."""
+    """Admits one worker at a time, across all machines that share the database."""
 
     def __init__(self, place: Place) -> None:
         import sqlalchemy
@@ -134,7 +134,7 @@ class Lock:
         path = Path(f"{self.place.file}.lock")
         with clear_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            stream = path.open("a")  # a file of that name may be somebody's
+            stream = path.open("a")  # append, as a file of that name may belong to somebody else
         with stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
@@ -147,7 +147,7 @@ class Lock:
         key = int.from_bytes(hashlib.sha256(b"generalist sweep").digest()[:8], "big", signed=True)
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text(f"set lock_timeout = '{_LOCK_WAIT}'"))
-            # A machine that vanished must not hold the lock for the hours that TCP would wait.
+            # A machine that vanished must not hold the lock for hours, until TCP gives up.
             connection.execute(text("set tcp_keepalives_idle = 30"))
             connection.execute(text("set tcp_keepalives_interval = 10"))
             connection.execute(text("set tcp_keepalives_count = 3"))
@@ -157,7 +157,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Shared:
-    """An open sweep: its study in the database, and the lock that goes with it."""
+    """An open sweep: its study in the database, and its lock."""
 
     sweep: Sweep
     place: Place
@@ -167,7 +167,7 @@ class Shared:
 
 
 def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
-    """The sweep's study; made where it is not there yet and `create` says so."""
+    """The sweep's study, which is created if it does not exist yet and `create` is set."""
     optuna = optuna_module()
     if place.file is not None:
         _check_file(place.file, create=create)
@@ -176,7 +176,7 @@ def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
             place.file.parent.mkdir(parents=True, exist_ok=True)
     with clear_storage_errors(place):
         lock = Lock(place)
-        with lock():  # two workers that make the tables at once would trip over one another
+        with lock():  # two workers that create the tables at once would get in each other's way
             try:
                 storage = optuna.storages.RDBStorage(
                     place.url,
@@ -190,8 +190,8 @@ def open_shared(sweep: Sweep, place: Place, *, create: bool = True) -> Shared:
 
 
 def _check_file(file: Path, *, create: bool) -> None:
-    """Refuse a database of somebody else's, in which Optuna would make its tables; where nothing is to be made, any
-    that has none of them."""
+    """Refuse a database of another program, in which Optuna would create its tables; if nothing may be created, refuse
+    any that lacks those tables."""
     tables = set[str]()
     if file.is_file():
         try:
@@ -218,7 +218,7 @@ def _study(sweep: Sweep, storage: RDBStorage, *, create: bool) -> Study:
     before = study.user_attrs.get("sweep")
     same = [direction.name.lower() for direction in study.directions] == directions
     if before is None and same and not study.get_trials(deepcopy=False):
-        study.set_user_attr("sweep", sweep.fingerprint())  # whoever made it was stopped before it could say so
+        study.set_user_attr("sweep", sweep.fingerprint())  # its creator was stopped before it could do so
     elif before != sweep.fingerprint():
         raise SweepError(
             f"the database has another sweep of the name {sweep.name!r} (only `trials`, `heartbeat` and `source` may "

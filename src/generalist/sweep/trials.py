@@ -1,8 +1,8 @@
-"""Who does which trial, and what became of it.
+"""Which worker does which trial, and the state of each trial.
 
-A trial has a number, from 0, which is also that of its run directory. Optuna's records cannot be opened again once
-their worker is dead; so an attempt that got lost is closed, and another attempt at the same number takes its place. The
-trial is what its latest attempt says. All changes here are made under the sweep's lock.
+A trial has a number, from 0, which is also that of its run directory. Optuna's records cannot be reopened once their
+worker is dead, so a lost attempt is closed, and another attempt at the same number takes its place. A trial has the
+state of its latest attempt. All changes here are made under the sweep's lock.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 NUMBER, WORKER, ERROR, FREED = "number", "worker", "error", "freed"
 MAX_LOSSES = 3
-"""Workers that a trial may take down with it before it is given up."""
+"""How many workers may die over a trial before it is given up."""
 
 State = Literal["waiting", "running", "complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial, as tables show it."""
+    """One trial, as shown in tables."""
 
     number: int
     state: State
@@ -51,17 +51,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that this worker has taken upon itself."""
+    """A trial that this worker has taken."""
 
     trial: Trial
     attempt: int
-    """Optuna's own identifier of it."""
+    """Optuna's own identifier of the attempt."""
     number: int
     choice: dict[str, Any]
     reported: frozenset[int]
-    """Epochs whose value an earlier attempt has reported."""
+    """Epochs whose value an earlier attempt has already reported."""
     hold: IO[str]
-    """The lock that tells others on this machine that its worker lives; closed at the end."""
+    """The lock that tells others on this machine that its worker is alive; closed at the end."""
 
 
 def attempts(shared: Shared) -> dict[int, list[FrozenTrial]]:
@@ -85,7 +85,7 @@ def _row(sweep: Sweep, number: int, tries: list[FrozenTrial]) -> Row:
     measures = attributes.get("measures")
     state = cast(State, {"FAIL": "failed"}.get(latest.state.name, latest.state.name.lower()))
     if state == "failed" and ERROR not in attributes:
-        state = "waiting"  # lost: the next worker that asks will get it
+        state = "waiting"  # lost: it goes to the next worker that asks
     return Row(
         number=number,
         state=state,
@@ -100,13 +100,13 @@ def _row(sweep: Sweep, number: int, tries: list[FrozenTrial]) -> Row:
 
 
 def _choice(sweep: Sweep, number: int, tries: list[FrozenTrial]) -> dict[str, Any]:
-    """A trial's parameters: an attempt that was never begun has none of its own."""
+    """A trial's parameters; an attempt that was never started has none of its own."""
     drawn = next((attempt.params for attempt in reversed(tries) if attempt.params), None)
     return dict(sweep.choice(number) if drawn is None else drawn)
 
 
 def _lost(attempt: FrozenTrial) -> bool:
-    """Whether its worker died over it, unasked."""
+    """Whether its worker died during it, without having been asked to stop."""
     failed = attempt.state.name == "FAIL"
     return failed and ERROR not in attempt.user_attrs and FREED not in attempt.user_attrs
 
@@ -115,7 +115,7 @@ def _lost(attempt: FrozenTrial) -> bool:
 
 
 def claim(shared: Shared) -> Claim | None:
-    """The next trial: one that another worker left behind, else a new one; None where all are done or being done."""
+    """The next trial: one that another worker left, else a new one; None if all are done or in progress."""
     options = shared.sweep.options
     with shared.lock():
         _close_dead(shared)
@@ -135,7 +135,7 @@ def claim(shared: Shared) -> Claim | None:
 
 
 def _taken(shared: Shared, trial: Trial, number: int, known: dict[int, list[FrozenTrial]]) -> Claim | None:
-    """Make the attempt this worker's own. Its name comes last: a running attempt without one has a dead worker."""
+    """Make the attempt this worker's own. Its name is set last: a running attempt without a name has a dead worker."""
     study_id = shared.storage.get_study_id_from_name(shared.study.study_name)
     attempt = shared.storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
     shared.storage.record_heartbeat(attempt)
@@ -145,7 +145,7 @@ def _taken(shared: Shared, trial: Trial, number: int, known: dict[int, list[Froz
         for step, value in sorted(before.items()):
             trial.report(value, step)
     hold = take_lock(shared.place.folder, number)
-    if hold is None:  # a worker that was taken for dead still trains here: it will come to its end, or die
+    if hold is None:  # a worker that was considered dead still trains here: it will finish or die
         trial.set_user_attr(FREED, True)
         shared.study.tell(trial, state=optuna_module().trial.TrialState.FAIL)
         return None
@@ -154,7 +154,7 @@ def _taken(shared: Shared, trial: Trial, number: int, known: dict[int, list[Froz
 
 
 def _close_dead(shared: Shared) -> None:
-    """Close the attempts of workers that are gone: they gave no sign of life, or lived here and hold no lock."""
+    """Close the attempts of dead workers: they gave no sign of life, or ran on this machine and hold no lock."""
     optuna = optuna_module()
     optuna.storages.fail_stale_trials(shared.study)
     for attempt in shared.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
@@ -164,9 +164,9 @@ def _close_dead(shared: Shared) -> None:
 
 
 def _reopen_lost(shared: Shared, known: dict[int, list[FrozenTrial]]) -> bool:
-    """Queue another attempt at every trial whose latest one was lost; whether any attempt waits in the queue.
+    """Queue another attempt at every trial whose latest one was lost; returns whether any attempt is in the queue.
 
-    What keeps killing its workers is given up.
+    A trial that keeps killing its workers is given up.
     """
     optuna = optuna_module()
     waiting = False
@@ -188,7 +188,7 @@ def _reopen_lost(shared: Shared, known: dict[int, list[FrozenTrial]]) -> bool:
 
 
 def distributions(search: Mapping[str, SearchOptions]) -> dict[str, BaseDistribution]:
-    """The search spaces in Optuna's words."""
+    """The search spaces as Optuna's distributions."""
     kinds = optuna_module().distributions
     found: dict[str, BaseDistribution] = {}
     for key, space in search.items():
@@ -206,7 +206,7 @@ def distributions(search: Mapping[str, SearchOptions]) -> dict[str, BaseDistribu
 
 
 class TakenOverError(Exception):
-    """This worker was taken for dead, and its trial is another's now."""
+    """This worker was considered dead, and its trial now belongs to another."""
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def _mine() -> Iterator[None]:
 
 
 def report(claimed: Claim, value: float, *, epoch: int) -> bool:
-    """Tell the value of an epoch; whether the trial does so badly that it should end."""
+    """Report the value of an epoch; returns whether the trial does so badly that it should be stopped."""
     with _mine():
         if epoch not in claimed.reported:
             claimed.trial.report(value, epoch)
@@ -226,22 +226,22 @@ def report(claimed: Claim, value: float, *, epoch: int) -> bool:
 
 
 def finish(shared: Shared, claimed: Claim, values: list[float], *, measures: Mapping[str, float], epoch: int) -> None:
-    """The trial is complete."""
+    """Record that the trial is complete."""
     _end(shared, claimed, {"measures": dict(measures), "epoch": epoch}, values=values)
 
 
 def prune(shared: Shared, claimed: Claim, *, epoch: int) -> None:
-    """The trial was stopped early."""
+    """Record that the trial was stopped early."""
     _end(shared, claimed, {"epoch": epoch}, state="PRUNED")
 
 
 def fail(shared: Shared, claimed: Claim, reason: str) -> None:
-    """The trial itself cannot be done: nobody tries again."""
+    """Record that the trial itself cannot be done, so that nobody tries again."""
     _end(shared, claimed, {ERROR: " ".join(reason.split())[:500]}, state="FAIL")
 
 
 def free(shared: Shared, claimed: Claim, *, lost: bool = False) -> None:
-    """This worker stops before the end: another one may go on, if none does already. `lost`: it counts as a death."""
+    """This worker stops before the end: another may continue, unless one does already. `lost`: it counts as a death."""
     with suppress(TakenOverError):
         _end(shared, claimed, {} if lost else {FREED: True}, state="FAIL")
 
@@ -267,7 +267,7 @@ def lock_file(folder: Path, number: int) -> Path:
 
 
 def take_lock(folder: Path, number: int) -> IO[str] | None:
-    """A file locked for as long as it stays open: it tells others on this machine that the worker lives, and which."""
+    """A file that is locked while it stays open: it tells others on this machine which worker is alive."""
     path = lock_file(folder, number)
     with clear_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 
 def _held(shared: Shared, number: int) -> bool:
-    """Whether a worker of this machine is at the trial."""
+    """Whether a worker on this machine is busy with the trial."""
     path = lock_file(shared.place.folder, number)
     if not path.is_file():
         return False
@@ -300,9 +300,9 @@ def _held(shared: Shared, number: int) -> bool:
 
 
 def _abandoned(shared: Shared, number: Any, worker: str) -> bool:
-    """Whether this worker of this machine left the trial: its own lock file lies here, and nobody holds it.
+    """Whether this worker of this machine has abandoned the trial: the lock file with its name is here, and unlocked.
 
-    One of an earlier worker says nothing: the trial's present one may live here and have another folder.
+    A lock file of an earlier worker proves nothing: the current one may run here with another folder.
     """
     if not isinstance(number, int) or not worker.startswith(f"{platform.node()}:"):
         return False

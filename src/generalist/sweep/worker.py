@@ -1,4 +1,4 @@
-"""A worker: claims trials, trains them as ordinary runs, reports what they reached, until none is left."""
+"""A worker claims trials, trains them as ordinary runs and reports what they reached, until none is left."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from generalist.training.loop import Listener
 from generalist.training.signals import stop_requests
 
 Listening = Callable[[str], AbstractContextManager[Listener]]
-"""Makes the listener of one trial's training; the text says which trial."""
+"""Makes the listener for the training of one trial; the text names the trial."""
 
 
 class _PrunedError(Exception):
-    """The trial in hand does worse than others did: raised inside training to end it."""
+    """The current trial does worse than others did; raised inside training to end it."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(f"pruned after epoch {epoch}")
@@ -49,12 +49,12 @@ class _PrunedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """When a worker stops although trials are left."""
+    """When a worker stops even if trials are left."""
 
     trials: int | None = None
-    """Trials that it does; None: as many as there are."""
+    """The number of trials that it does; None: as many as there are."""
     timeout: float | None = None
-    """Seconds after which it begins no further one."""
+    """Seconds after which it starts no further trial."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Worker:
     listening: Listening
 
     def work(self, limits: Limits) -> int:
-        """Trials until there is none left; the number that this worker did."""
+        """Do trials until none is left; returns how many this worker did."""
         started, done, told = time.monotonic(), 0, False
         while (limits.trials is None or done < limits.trials) and not _late(started, limits):
             claimed = self._claim()
@@ -97,7 +97,7 @@ class Worker:
             )
 
     def _do(self, claimed: Claim) -> None:
-        """Train one trial; whatever happens, the database knows whether anybody shall try again."""
+        """Train one trial; whatever happens, the database knows whether another attempt is needed."""
         self.say(f"trial {claimed.number}: {describe(claimed.choice)}")
         with claimed.hold, self._alive(claimed):
             try:
@@ -115,11 +115,11 @@ class Worker:
             with self._telling():
                 trials.prune(self.shared, claimed, epoch=ending.epoch)
         except BaseException as error:
-            # What the user can mend or has asked for is no death; anything else may be the trial's own doing.
+            # What the user can fix or has asked for is no death; anything else may be caused by the trial itself.
             crashed = isinstance(error, Exception) and not isinstance(error, GeneralistError | OSError)
             with self._telling():
                 trials.free(self.shared, claimed, lost=crashed)
-            if isinstance(error, InterruptedRunError):  # a sweep has no --resume: it always goes on
+            if isinstance(error, InterruptedRunError):  # a sweep has no --resume: it always continues
                 text = f"stopped in trial {claimed.number}, whose checkpoint is kept: start the sweep again to go on"
                 raise InterruptedRunError(text, error.exit_code - 128) from error
             raise
@@ -156,7 +156,7 @@ class Worker:
         self.say(f"trial {claimed.number}: {shown}")
 
     def _watched(self, listener: Listener, claimed: Claim, recipe: Recipe, folder: Path) -> Listener:
-        """The listener, and an eye on the validation where trials are pruned."""
+        """The listener, extended to report validations if trials are pruned."""
         if self.shared.sweep.options.pruning.kind == "none":
             return listener
 
@@ -176,7 +176,7 @@ class Worker:
         try:
             with self._telling():
                 worse = trials.report(claimed, value, epoch=epoch)
-        except SweepError as error:  # a database that is away for a moment must not end a training
+        except SweepError as error:  # a database that is unavailable for a moment must not end a training
             self.say(f"warning: {error}")
             return
         if worse:
@@ -187,14 +187,14 @@ class Worker:
 
     @contextmanager
     def _alive(self, claimed: Claim) -> Iterator[None]:
-        """Signs of life from a thread of its own while the trial runs."""
+        """Send signs of life from a separate thread while the trial runs."""
         over = threading.Event()
 
         def beat() -> None:
             while not over.wait(self.shared.sweep.options.heartbeat):
                 try:
                     self.shared.storage.record_heartbeat(claimed.attempt)
-                except Exception as error:  # a database that is away for a moment must not end a training
+                except Exception as error:  # a database that is unavailable for a moment must not end a training
                     self.say(f"warning: no sign of life could be recorded: {' '.join(str(error).split())[:200]}")
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
@@ -209,11 +209,11 @@ class Worker:
 def run_sweep(
     sweep: Sweep, place: Place, *, device: str, limits: Limits, say: Callable[[str], None], listening: Listening
 ) -> Shared:
-    """Work on a sweep, together with whoever else does, until nothing is left or a limit is reached."""
+    """Work on a sweep, together with any other workers, until nothing is left or a limit is reached."""
     _check_folder(sweep, place.folder)
     shared = open_shared(sweep, place)
     shared.study.pruner = _pruner(sweep)
-    write_text(place.folder / "fingerprint", sweep.fingerprint() + "\n")  # the mark of a sweep's folder comes first
+    write_text(place.folder / "fingerprint", sweep.fingerprint() + "\n")  # written first: it marks the folder
     write_text(place.folder / "sweep.yaml", sweep.to_yaml())
     with clear_storage_errors(place):
         Worker(shared, device, say, listening).work(limits)
@@ -225,7 +225,7 @@ def trial_folder(folder: Path, number: int) -> Path:
 
 
 def _check_folder(sweep: Sweep, folder: Path) -> None:
-    """A folder belongs to one sweep: the runs of another would be taken for its own."""
+    """Refuse the folder of another sweep, whose runs would be taken for this one's."""
     mark = folder / "fingerprint"
     if mark.is_file() and mark.read_text(errors="replace").strip() != sweep.fingerprint():
         raise SweepError(f"{folder} holds the runs of another sweep; choose another --out, or another `name`")
@@ -235,10 +235,9 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
 
 
 def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
-    """Whether a run lies there to go on with. What a worker left that died before its run began is cleared away.
+    """Whether there is a run to continue. Remains of a worker that died before its run began are removed.
 
-    A run whose checkpoints are all damaged or gone is set aside: it would refuse every worker, and none would get past
-    it.
+    A run whose checkpoints are all damaged or gone is set aside: every worker would refuse it, and so none could go on.
     """
     run = RunDirectory(folder)
     if run.exists():
