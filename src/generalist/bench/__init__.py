@@ -1,1 +1,1 @@
-"""Measuring instruments: how fast training and evaluation run here, beside the machine's own limits."""
+"""Benchmarks: how fast training and evaluation run here, compared with the machine's own limits."""

@@ -1,8 +1,8 @@
-"""How fast AutoAttack runs here: seconds by attack, and how much arithmetic a second.
+"""How fast AutoAttack runs here: seconds by attack, and arithmetic per second.
 
-It is `generalist.evaluate` as a user calls it, with records, packing and its own batch size, after a first attack, on a
-GPU a whole first evaluation, that warms up. TFLOP/s count convolutions and matrix products of the passes that the
-attacks are made of, a multiply-add as two: what padding adds is not counted.
+It measures `generalist.evaluate` as a user calls it, with records, packing and its own batch size, after a warm-up by
+the first attack, on a GPU by a whole evaluation. TFLOP/s count the convolutions and matrix products of the passes that
+the attacks consist of, a multiply-add as two; arithmetic on padding is not counted.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Result = TypeVar("Result")
 
 STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")
 TRAINING = ["train.epochs=20", "validation.threats=[]"]
-"""The network that is attacked where none is given: `digits-at` for fewer epochs, a few seconds."""
+"""The network that is attacked if none is given: `digits-at` for fewer epochs, which takes a few seconds."""
 
 PASSES = {"apgd-ce": (102, 101), "apgd-t": (103, 101), "fab-t": (206, 100), "square": (5002, 0)}
-"""Forward passes of a sample in one round of each attack, and gradients with respect to the image."""
+"""Forward passes per sample in one round of each attack, and gradients with respect to the image."""
 
 
 class Times(NamedTuple):
-    """What one implementation took."""
+    """The time of one implementation."""
 
     seconds: float
     cpu_seconds: float
-    """Of all threads: on a machine that others use, too, the fairer number."""
+    """Of all threads: the fairer number on a machine that others use as well."""
 
     def record(self, robust: Tensor) -> dict[str, Any]:
         return self._asdict() | {"robust_accuracy": robust.float().mean().item()}
@@ -57,7 +57,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Case:
-    """What is attacked, and by what."""
+    """What is attacked, and how."""
 
     model: nn.Module
     batch: Batch
@@ -66,7 +66,7 @@ class Case:
     """Of STANDARD, in that order."""
     precision: Precision = "default"
     batch_size: int | None = None
-    """None: what evaluation chooses itself."""
+    """None: evaluation chooses it."""
     about: dict[str, Any]
     """For the record."""
 
@@ -76,11 +76,11 @@ class Case:
 
 
 class Attacked(NamedTuple):
-    """What was found."""
+    """The outcome of one evaluation."""
 
     robust: Tensor
     rounds: Counter[str]
-    """Rounds of samples that were run, by attack."""
+    """The number of sample rounds that were run, by attack."""
     summary: dict[str, Any]
 
     def work(self, case: Case) -> float:
@@ -101,7 +101,7 @@ def load_case(
     precision: str = "default",
     batch_size: int | None = None,
 ) -> Case:
-    """A run, a weights file, or a small network trained for the occasion, and a seeded subset of the test images."""
+    """A run, a weights file, or a small network trained for this purpose, with a seeded subset of the test images."""
     if unknown := set(attacks) - set(STANDARD):
         raise GeneralistError(f"--attacks knows {', '.join(STANDARD)}, not {', '.join(sorted(unknown))}")
     if not attacks or min(samples, batch_size or 1) < 1:
@@ -151,7 +151,7 @@ def _load_batch(images: Images, samples: int, device: torch.device) -> Batch:
 
 
 def timed(work: Callable[[], Result], device: torch.device) -> tuple[Times, Result]:
-    """The time of `work`, from when the device is idle until it is idle again."""
+    """The time of `work`, from an idle device to an idle device."""
     synchronize(device)
     start, start_cpu = time.perf_counter(), time.process_time()
     result = work()
@@ -160,7 +160,7 @@ def timed(work: Callable[[], Result], device: torch.device) -> tuple[Times, Resu
 
 
 def attack(case: Case, names: Sequence[str]) -> Attacked:
-    """Which samples survive these attacks, as the records say."""
+    """Which samples survive these attacks, according to the records."""
     chosen = tuple(attack for attack in AutoAttack().attacks_for(case.threat) if attack.name in names)
     with tempfile.TemporaryDirectory() as folder:
         found = api.evaluate(
@@ -186,7 +186,7 @@ def attack(case: Case, names: Sequence[str]) -> Attacked:
 
 
 def warm_up(case: Case) -> Sequence[str]:
-    """The first attack; on a GPU all of them: kernels are compiled for the numbers of rows to which the work leads."""
+    """The first attack; on a GPU all attacks, as kernels are compiled for every number of rows that occurs."""
     return case.attacks if case.device.type == "cuda" else case.attacks[:1]
 
 
@@ -195,7 +195,7 @@ def bench_evaluate(case: Case) -> tuple[dict[str, Any], Tensor]:
     attack(case, warm_up(case))
     times, found = timed(lambda: attack(case, case.attacks), case.device)
     tflops = found.work(case) / times.seconds / 1e12
-    # In evaluation a GPU multiplies float32 networks by factors of 16 bits where it can.
+    # In evaluation, a GPU multiplies the factors of float32 networks in 16 bits if it can.
     ceiling = matmul_ceiling("bf16" if case.device.type == "cuda" else "fp32", case.device)
     ours = times.record(found.robust) | {
         "batch_size": found.summary["identity"]["batch_size"],
@@ -209,7 +209,7 @@ def bench_evaluate(case: Case) -> tuple[dict[str, Any], Tensor]:
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The record for people."""
+    """The record as text."""
     own = report["ours"]
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in own["by_attack"].items() if name != "total")
     return [

@@ -1,10 +1,10 @@
-"""The arithmetic in an iteration: floating-point operations, a multiply-add counted as two.
+"""The arithmetic of an iteration: floating-point operations, a multiply-add counted as two.
 
     attack = steps x (forward + gradient of the images)
     step   = forward + gradients of activations and weights
 
-Convolutions and matrix products are counted; what BatchNorm, ReLU, optimizers and averages add is below one percent and
-left out. The count is that of the mathematics, not of an implementation: every engine is held against the same number.
+Convolutions and matrix products are counted; BatchNorm, ReLU, optimizers and averages add less than one percent and are
+left out. The count is that of the mathematics instead of an implementation: all engines are compared to one number.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ FORMULA = (
 COUNTED = ("nt", "at")
 """Objectives whose iteration is an attack, or none, and one step on the cross-entropy."""
 
-_IMAGES = 2  # BatchNorm in train mode refuses one value a channel
+_IMAGES = 2  # BatchNorm in train mode refuses a single value per channel
 
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """What one image costs."""
+    """The cost of one image."""
 
     forward: float
     input_gradient: float
-    """Backwards to the image, the weights held constant: what an attack needs."""
+    """Backwards to the image with constant weights, as an attack needs it."""
     step_gradients: float
-    """Backwards to all weights; the image's own gradient is not needed."""
+    """Backwards to all weights, without the image's own gradient."""
 
 
 def count_model(model: nn.Module, shape: Sequence[int], device: torch.device) -> ModelFlops:
-    """Run a copy of the model on two images, and count."""
+    """Count while a copy of the model runs on two images."""
     model = copy.deepcopy(model).requires_grad_(True)
     parameters = list(model.parameters())
     x = torch.full((_IMAGES, *shape), 0.5, device=device, dtype=parameters[0].dtype)
@@ -55,7 +55,7 @@ def count_model(model: nn.Module, shape: Sequence[int], device: torch.device) ->
 
 
 def _count(model: nn.Module, x: Tensor, targets: Sequence[Tensor]) -> tuple[float, float]:
-    """FLOPs an image of the forward pass, and of the backward pass to `targets`."""
+    """FLOPs per image of the forward pass, and of the backward pass to `targets`."""
     with FlopCounterMode(display=False) as forward:
         total = model(x).sum()
     with FlopCounterMode(display=False) as backward:
@@ -64,13 +64,13 @@ def _count(model: nn.Module, x: Tensor, targets: Sequence[Tensor]) -> tuple[floa
 
 
 def why_not_counted(job: Job) -> str | None:
-    """Why the formula does not describe this run; None where it does."""
+    """Why the formula does not apply to this run; None if it does."""
     others = [learner.objective.kind for learner in job.learners if learner.objective.kind not in COUNTED]
     return f"objective {others[0]!r} is neither nt nor at, the two that the formula describes" if others else None
 
 
 def iteration_flops(job: Job, model: ModelFlops) -> float:
-    """All learners of one iteration, by the formula above."""
+    """FLOPs of one iteration of all learners, by the formula above."""
     an_image = 0.0
     for learner in job.learners:
         steps = learner.attack.steps if learner.threat is not None else 0

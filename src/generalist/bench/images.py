@@ -1,6 +1,6 @@
-"""Images that cost nothing to get: of a data set's shape and classes, with random pixels.
+"""Images without any data set: shape and classes of a real one, with random pixels.
 
-The time of an iteration depends on the images' size and on nothing else about them, so a benchmark runs anywhere.
+The time of an iteration depends on no property of the images but their size, so a benchmark runs anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DRAWN = 256  # further images repeat these: drawing many large ones would take 
 
 @dataclass(frozen=True)
 class Kind:
-    """What images of a data set are like."""
+    """The shape and classes of a data set's images."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -37,7 +37,7 @@ IMAGENET_CLASSES = 1000
 
 
 def kind_of(options: DataOptions) -> Kind:
-    """Shape and classes of the recipe's data; a folder is taken for one with ImageNet's classes."""
+    """Shape and classes of the recipe's data; a folder is assumed to have ImageNet's classes."""
     if options.name == "folder":
         side = options.resolution or 224
         return Kind((3, side, side), IMAGENET_CLASSES)
@@ -47,7 +47,7 @@ def kind_of(options: DataOptions) -> Kind:
 
 
 def synthetic_splits(options: DataOptions, *, count: int) -> Splits:
-    """A training set of `count` images; the classes come in turn."""
+    """A training set of `count` images; the classes take turns."""
     kind = kind_of(options)
     drawn = integers(256, 0, "bench/images", torch.arange(min(count, _DRAWN)), shape=kind.shape).to(torch.uint8)
     order = torch.arange(count)

@@ -1,14 +1,15 @@
-"""The baseline: a training iteration in the form that the published code gives it.
+"""The baseline: a training iteration as in the published code.
 
 Written from its behaviour (PKU-ML/Generalist, and docs/method.md, the column `published code`), for any number of
-learners: ordinary modules in fp32 with PyTorch's default flags; PGD in eval mode whose every step is a whole
-`backward()`, the weights' gradients included; one torch.optim.SGD each; then, tensor by tensor in a Python loop over
-the state dicts, each learner's average and the average of their mixture, BatchNorm's counters included. The mixture
-asks a network for its state dict anew for each tensor. After each update an average backs up and reloads a network of
-its own, which says how many images of the batch it gets right. Loss and accuracies are read back every iteration.
+learners: ordinary modules in fp32 with PyTorch's default flags; PGD in eval mode, every step of which is a whole
+`backward()`, including the gradients of the weights; one torch.optim.SGD each; then, tensor by tensor in a Python loop
+over the state dicts, each learner's average and the average of their mixture, including BatchNorm's counters. The
+mixture asks each network for its state dict again for every tensor. After each update, an average backs up and reloads
+a network of its own, which counts how many images of the batch it gets right. Loss and accuracies are read back in
+every iteration.
 
-Left out, so that it is not slower here than it has to be: loading and augmenting images, random starts drawn by NumPy
-in float64 on the host, nn.DataParallel around every network, the progress bar, redistribution.
+Left out, so that it is not slower here than necessary: loading and augmenting images, random starts drawn by NumPy in
+float64 on the host, nn.DataParallel around every network, the progress bar, redistribution.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ State = dict[str, Tensor]
 
 
 def why_not_published(job: Job) -> str | None:
-    """Why the published code has no form for this recipe; None where it has one."""
+    """Why this recipe has no form in the published code; None if it has one."""
     for learner in job.learners:
         if learner.objective.kind not in ("nt", "at"):
             return f"it knows the objectives nt and at, not {learner.objective.kind!r}"
@@ -68,7 +69,7 @@ class PublishedLoop:
         self.step = 0
 
     def iteration(self, batch: Batch, *, position: float = 0.0) -> list[float]:
-        """One step of every learner and of the averages, `position` epochs into training; the losses."""
+        """One step of every learner and of the averages, `position` epochs into training; returns the losses."""
         losses = []
         for learner, model, optimizer, average in zip(
             self.job.learners, self.models, self.optimizers, self.averages, strict=True
@@ -99,7 +100,7 @@ class PublishedLoop:
             threat,
             attack.start,
             seed=self.job.train.seed,
-            purpose=f"attack/{learner.name}/{threat}",  # the engines' own: the same images come out
+            purpose=f"attack/{learner.name}/{threat}",  # as in the engines, which gives the same images
             index=batch.index,
             step=self.step,
             like=x,
@@ -117,7 +118,7 @@ class PublishedLoop:
 
 
 class Average:
-    """A running average of a network, or of a mixture of networks, and a network that has its weights."""
+    """A running average of a network, or of a mixture of networks, and a network with its weights."""
 
     def __init__(self, model: nn.Module) -> None:
         self.network = copy.deepcopy(model).eval()
@@ -127,13 +128,13 @@ class Average:
 
     @torch.no_grad()
     def update(self, networks: Sequence[nn.Module], weights: Sequence[float]) -> None:
-        """Integer counters are averaged like weights, and truncated by the copy."""
+        """Integer counters are averaged like weights, then truncated by the copy."""
         decay = min(DECAY, (self.step + 1) / (self.step + 10))
         first = networks[0].state_dict()
         for name, value in self.state.items():
             mixture = first[name] * weights[0] if len(networks) > 1 else first[name]
             for network, weight in zip(networks[1:], weights[1:], strict=True):
-                mixture = mixture + network.state_dict()[name] * weight  # the whole state dict for one tensor
+                mixture = mixture + network.state_dict()[name] * weight  # the whole state dict for every tensor
             value.copy_(decay * value + (1 - decay) * mixture)
         self.step += 1
         self.backup = _copied(self.network)

@@ -1,4 +1,4 @@
-"""What is measured: an engine as the training loop drives it, or the published code's loop."""
+"""What is measured: an engine as the training loop runs it, or the published code's loop."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from generalist.training.options import Job
 from generalist.training.validation import validation_indices
 
 BATCHES = 8
-"""Different batches; they come again and again, so that every subject sees the same ones."""
+"""The number of different batches; they repeat, so that every subject sees the same ones."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that iterates."""
+    """Something that can be iterated."""
 
     step: Callable[[], None]
     losses: Callable[[], dict[str, float]]
-    """Each learner's mean loss over the iterations so far: proof that subjects do the same work."""
+    """Each learner's mean loss over the iterations so far, to show that subjects do the same work."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all subjects of one benchmark have in common."""
+    """What all subjects of a benchmark share."""
 
     job: Job
     splits: Splits
     device: torch.device
     total: int
-    """Iterations that a subject may be asked for, warm-up included."""
+    """The most iterations of a subject, including the warm-up."""
     trust_code: bool = False
 
     def network(self) -> nn.Module:
@@ -60,12 +60,12 @@ class Setting:
 
 
 def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) -> Subject:
-    """A real trainer; its engine is fed and stepped as `Trainer` does it, without validation and checkpoints."""
-    # `auto` goes by the length of the run, and a benchmark stands for a long one.
+    """A real trainer; its engine is fed and stepped as in `Trainer`, without validation and checkpoints."""
+    # `auto` depends on the length of the run, and a benchmark stands for a long one.
     compiled = engine == "graph" if setting.job.train.compile == "auto" else setting.job.train.compile
     train = setting.job.train.model_copy(update={"engine": engine, "compile": compiled})
     job = setting.job.model_copy(update={"train": train})
-    with tempfile.TemporaryDirectory() as folder:  # a trainer wants a place, but writes nothing before it runs
+    with tempfile.TemporaryDirectory() as folder:  # a trainer needs a directory, but writes nothing before it runs
         trainer = Trainer(
             job,
             RunDirectory(Path(folder)),
@@ -91,7 +91,7 @@ def engine_subject(setting: Setting, engine: str, say: Callable[[str], None]) ->
 
 
 def published_subject(setting: Setting) -> Subject:
-    """The published code's loop. Its batches lie ready on the device: loading and augmentation cost it nothing."""
+    """The published code's loop. Its batches are already on the device, so loading and augmentation cost it nothing."""
     job, device = setting.job, setting.device
     _, _, train_index = validation_indices(job, setting.splits)
     together, extra_index = with_extra(setting.splits)

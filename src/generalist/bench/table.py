@@ -15,7 +15,7 @@ COMPILED: dict[bool | str, str] = {True: ", compiled", False: "", "auto": ", gra
 
 
 def heading(report: Report) -> list[str]:
-    """What was measured, on what, in lines."""
+    """Lines that say what was measured, and on which machine."""
     job, environment = report.recipe, report.environment
     learners = " + ".join(learner.name for learner in job.learners)
     shape = "x".join(str(side) for side in report.data["shape"])
@@ -33,8 +33,8 @@ def heading(report: Report) -> list[str]:
 
 
 def table(report: Report, *, narrow: bool = False) -> Table:
-    """A row a subject, or a column a subject where the terminal is narrow; spread is from the fastest block of
-    iterations to the slowest."""
+    """One row per subject, or one column per subject on a narrow terminal; the spread is from the fastest to the
+    slowest block of iterations."""
     baseline = any(result.name == PUBLISHED for result in report.results)
     columns = ["ms", "spread", "images/s", *(["speed-up"] if baseline else [])]
     lines = [["", *columns, "TFLOP/s", "of ceiling", "peak memory", "start-up", "compiling"]]

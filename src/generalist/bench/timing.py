@@ -16,14 +16,14 @@ _CPU_SIZES = (256, 512, 1024)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds an iteration, one figure for each block of iterations."""
+    """Milliseconds per iteration, one figure for each block of iterations."""
 
     blocks: tuple[float, ...]
 
@@ -33,21 +33,21 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """From the fastest block to the slowest, as a share of the median."""
+        """From the fastest to the slowest block, as a share of the median."""
         return (max(self.blocks) - min(self.blocks)) / self.median
 
 
 def block_sizes(iterations: int, blocks: int = BLOCKS) -> list[int]:
-    """`iterations` in at most `blocks` nearly equal parts, none of them empty."""
+    """Divide `iterations` into at most `blocks` nearly equal parts, none of them empty."""
     blocks = min(blocks, iterations)
     each, more = divmod(iterations, blocks)
     return [each + (i < more) for i in range(blocks)]
 
 
 def time_blocks(step: Callable[[], None], *, device: torch.device, iterations: int, warm_up: int) -> Timing:
-    """Run `step` `warm_up` times, then `iterations` times under the clock; the device is waited for after each block.
+    """Run `step` `warm_up` times, then `iterations` times under the clock, waiting for the device after each block.
 
-    Not after each iteration: that would hide how far the host runs ahead, which is what fast loops live on.
+    Waiting after each iteration would hide how far the host runs ahead, which fast loops depend on.
     """
     for _ in range(warm_up):
         step()
@@ -68,7 +68,7 @@ class Ceiling:
 
     precision: str
     by_size: dict[int, float]
-    """TFLOP/s by the matrices' side."""
+    """TFLOP/s by the side of the matrices."""
 
     @property
     def tflops(self) -> float:
@@ -87,7 +87,7 @@ def matmul_ceiling(precision: str, device: torch.device, sizes: Sequence[int] = 
 
 @contextmanager
 def _tf32_products(wanted: bool) -> Iterator[None]:
-    """PyTorch lets fp32 convolutions round to TF32 but not matrix products; a fair limit rounds alike."""
+    """PyTorch lets fp32 convolutions round to TF32 but not matrix products; a fair limit must round in the same way."""
     if not wanted:
         yield
         return
@@ -100,7 +100,7 @@ def _tf32_products(wanted: bool) -> Iterator[None]:
 
 
 def _matmul_tflops(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    # Not zeros: a device that draws less power on them runs at a higher clock.
+    # Not zeros: some devices draw less power on them and run at a higher clock.
     ramp = torch.arange(size * size, device=device, dtype=torch.float32).reshape(size, size).sin()
     first, second = ramp.to(dtype), ramp.t().contiguous().to(dtype)
     out = torch.empty_like(first)

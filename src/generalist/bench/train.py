@@ -1,7 +1,7 @@
 """`generalist bench train`: both engines and the published code's loop, measured one after the other in one process.
 
-The order is graph, eager, published: cuDNN remembers the kernels that it chose, and the start-up of the graph engine,
-the one that matters, must not profit from an earlier subject's search.
+The order is graph, eager, published: cuDNN remembers the kernels that it chose, and the start-up time of the graph
+engine, the one that matters, must not profit from an earlier subject's search.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """One subject's figures."""
+    """The figures of one subject."""
 
     name: str
     timing: Timing
     images_per_second: float
     startup_seconds: float
-    """From nothing to the end of the first iteration: data to the device, networks, compilation, recording."""
+    """From the start to the end of the first iteration: data to the device, networks, compilation, recording."""
     compile_seconds: float
-    """Of that time, what torch.compile says it took; networks that are compiled side by side count each."""
+    """torch.compile's own account of its part of that time; networks compiled in parallel count separately."""
     peak_bytes: int | None
-    """The most device memory that tensors took at once; None on the CPU."""
+    """The most device memory used by tensors at once; None on the CPU."""
     losses: dict[str, float]
 
     def record(self, flops: float | None, ceiling: Ceiling) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured, and on what."""
+    """Everything that was measured, and on which machine."""
 
     recipe: Recipe
     overrides: list[str]
@@ -94,13 +94,13 @@ class Report:
         return None if self.model_flops is None else iteration_flops(self.recipe, self.model_flops)
 
     def ratios(self) -> dict[str, float]:
-        """`a/b`: how many times as long as b an iteration of a takes."""
+        """`a/b`: how many times as long an iteration of a takes as one of b."""
         times = {result.name: result.timing.median for result in self.results}
         pairs = [(slow, fast) for slow in (PUBLISHED, "eager") for fast in ("eager", "graph") if slow != fast]
         return {f"{a}/{b}": times[a] / times[b] for a, b in pairs if a in times and b in times}
 
     def record(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """The report as JSON stores it."""
         job = self.recipe
         return {
             "recipe": job.name,
@@ -168,7 +168,7 @@ def bench_train(
         why_not = why_not_published(job)
         if published and why_not is None:
             say("measuring the published code's loop")
-            torch.backends.cudnn.benchmark = False  # PyTorch's default; `switches` puts it back
+            torch.backends.cudnn.benchmark = False  # PyTorch's default; `switches` restores it
             build = partial(published_subject, setting)
             results.append(_measure(PUBLISHED, build, setting, iterations=iterations, warm_up=warm_up))
         elif published:
@@ -207,7 +207,7 @@ def _one_run(recipe: Recipe) -> Recipe:
 
 
 def _images(recipe: Recipe, *, synthetic: bool, trust_code: bool) -> tuple[Recipe, Splits, list[str]]:
-    """The recipe as it is measured, its images, and what is to be said about them."""
+    """The recipe as it is measured, its images, and remarks about them."""
     if not synthetic:
         splits = load_splits(recipe.data, trust_code=trust_code)
         if splits.train.resident:
@@ -227,7 +227,7 @@ def _images(recipe: Recipe, *, synthetic: bool, trust_code: bool) -> tuple[Recip
 def _measure_engines(
     setting: Setting, engines: Sequence[str], *, iterations: int, warm_up: int, notes: list[str], say: Say
 ) -> list[Result]:
-    """Those of the engines that can run here, graph first."""
+    """The results of the engines that can run here, graph first."""
     results = []
     for engine in (name for name in ENGINES if name in engines):
         say(f"measuring the {engine} engine")
@@ -246,7 +246,7 @@ def _measure_engines(
 def _measure(name: str, build: Callable[[], Subject], setting: Setting, *, iterations: int, warm_up: int) -> Result:
     """Build the subject, step it once for the start-up time, then under the clock."""
     device = setting.device
-    gc.collect()  # the subject before this one, and its device memory
+    gc.collect()  # the previous subject and its device memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -269,7 +269,7 @@ def _measure(name: str, build: Callable[[], Subject], setting: Setting, *, itera
 
 
 def _compile_seconds() -> float:
-    """What torch.compile has taken in this process so far."""
+    """Seconds that torch.compile has taken in this process so far."""
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
