@@ -1,8 +1,8 @@
-"""The data sets that can be fetched: where they come from and the checksums that prove them.
+"""The data sets that can be downloaded: where they come from, and the checksums that identify them.
 
-Archive and file checksums are those that the data sets' authors or the common libraries publish. The SHA-256 of the
-single files in CIFAR-10's binary archive are published too, and the files that `npm.py` rebuilds were found to be
-equal to them byte for byte. MD5 serves where nothing better is published: it finds damage, not a forger.
+Archive and file checksums are those published by the data sets' authors or by common libraries. The SHA-256 of the
+single files in CIFAR-10's binary archive are published too, and the files that `npm.py` rebuilds were found to equal
+them byte for byte. MD5 is used where nothing better is published: it detects damage, but no forgery.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """One set of files that makes a data set complete, in `folder` below root/NAME."""
+    """A set of files that makes a data set complete, in `folder` below root/NAME."""
 
     folder: str
     files: dict[str, str]
     """File name to checksum, as `md5:...` or `sha256:...`."""
     urls: tuple[str, ...] = ()
-    """Where the archive lies; or, without an archive, the addresses to which a file's name is appended."""
+    """Where the archive is; or, without an archive, the addresses to which a file's name is appended."""
     archive: str | None = None
-    """The checksum of the .tar.gz at `urls`; None where the files are fetched one by one."""
+    """The checksum of the .tar.gz at `urls`; None if the files are downloaded one by one."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: what it is, and the layouts in which its files may lie here. The first one is downloaded."""
+    """A data set: its facts, and the layouts in which its files may be present. The first layout is downloaded."""
 
     name: str
     summary: str
@@ -33,7 +33,7 @@ class Entry:
     """Size of the download."""
     layouts: tuple[Layout, ...]
     npm: str | None = None
-    """A package `NAME@VERSION` of the npm registry from which the files of one layout can be made."""
+    """A package `NAME@VERSION` in the npm registry from which the files of one layout can be made."""
 
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"

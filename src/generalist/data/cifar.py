@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 in their python (pickle) and binary layouts.
 
-Unpickling can run any code, so the pickles are read by an unpickler that knows four names and nothing else, and
-even these are stand-ins that only keep what they are given: a crafted file can describe bytes, not act.
+Unpickling can run any code, so the pickles are read by an unpickler that knows only four names, and these are stand-ins
+that only store what they are given: a crafted file can describe bytes, but not act.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 class _Array:
-    """Stands in for numpy.ndarray while a pickle is read: keeps the state that would have been set."""
+    """Stands in for numpy.ndarray while a pickle is read: stores the state that would have been set."""
 
     state: Any = None
 
@@ -51,7 +51,7 @@ class _Array:
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: keeps the type's code."""
+    """Stands in for numpy.dtype: stores the type's code."""
 
     def __init__(self, code: Any = None, *ignored: Any) -> None:
         self.code = code
@@ -69,7 +69,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _RestrictedUnpickler(pickle._Unpickler):
-    """In Python, for the C one believes a file of nine bytes that it needs a table of gigabytes (LONG_BINPUT)."""
+    """In Python: a file of nine bytes can make the C unpickler allocate a table of gigabytes (LONG_BINPUT)."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
@@ -83,7 +83,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         return _ALLOWED[module_name, global_name]
 
     def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
-        """How Python 3 writes bytes in an old pickle protocol. A text is there once, and encoded once."""
+        """How Python 3 writes bytes in an old pickle protocol. A text is stored once, and encoded once."""
         if encoding != "latin1" or not isinstance(text, str):
             raise pickle.UnpicklingError("only latin1 text is expected")
         self.left -= len(text)
@@ -93,11 +93,11 @@ class _RestrictedUnpickler(pickle._Unpickler):
 
 
 def read_pickle(path: Path, *, label_key: bytes, classes: int) -> Arrays:
-    """Images uint8 [N,3,32,32] and labels of one file in the python layout."""
+    """Images uint8 [N,3,32,32] and labels of a file in the python layout."""
     content = _read(path)
     try:
         entries = _RestrictedUnpickler(content).load()
-    except Exception as error:  # a crafted pickle can fail in any way; none of them may pass for our own fault
+    except Exception as error:  # a crafted pickle can fail in any way, which must not look like a fault of ours
         raise DataError(f"{path} is no CIFAR file: {error}; download it again") from error
     if not isinstance(entries, dict):
         raise DataError(f"{path} is no CIFAR file: download it again")
@@ -111,7 +111,7 @@ def read_pickle(path: Path, *, label_key: bytes, classes: int) -> Arrays:
 
 
 def _unpickled_images(data: Any, path: Path) -> np.ndarray[Any, Any]:
-    """The array behind a stand-in, if it is plain bytes of whole images in C order."""
+    """The array behind a stand-in, if it holds plain bytes of whole images in C order."""
     state = data.state if isinstance(data, _Array) else None
     if not isinstance(state, tuple) or len(state) != 5:
         raise DataError(f"{path} has no array `data`: download it again")
@@ -124,7 +124,7 @@ def _unpickled_images(data: Any, path: Path) -> np.ndarray[Any, Any]:
 
 
 def read_binary(path: Path, *, label_bytes: int, classes: int) -> Arrays:
-    """Images and labels of one file in the binary layout; the last label byte is the fine one."""
+    """Images and labels of a file in the binary layout; the last label byte is the fine label."""
     content = np.frombuffer(_read(path), dtype=np.uint8)
     record = label_bytes + PIXELS
     if content.size == 0 or content.size % record:
@@ -169,7 +169,7 @@ def load_cifar100(root: Path) -> tuple[ImageSet, ImageSet | None]:
 
 
 def _locate(root: Path, name: str, names: list[str], folders: list[str]) -> tuple[Path, bool]:
-    """The directory of the data set (one of the folders, or without any), and whether it is in the binary layout."""
+    """The directory of the data set (one of the folders, or the root), and whether it has the binary layout."""
     layouts = [[f"{folder}/{file}{end}" for file in names] for folder in [*folders, "."] for end in ("", ".bin")]
     found = find_file(root, name, layouts)
     return found.parent, found.suffix == ".bin"

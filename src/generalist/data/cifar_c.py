@@ -1,8 +1,8 @@
 """The official CIFAR-10-C, CIFAR-100-C, CIFAR-10-P and CIFAR-100-P files of Hendrycks & Dietterich (2019).
 
-The files are numpy arrays of bytes, one a corruption, and stay on disk: a batch reads its own images and no others.
--C files hold the test set at severity 1, then at severity 2, to 5; -P files hold a sequence of frames for each test
-image. Headers are checked before anything is read, and no pickle is ever loaded.
+The files are numpy arrays of bytes, one per corruption, and stay on disk: a batch reads only its own images. -C files
+hold the test set at severity 1, then at severity 2, up to 5; -P files hold a sequence of frames for each test image.
+Headers are checked before anything is read, and no pickle is ever loaded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _IMAGE = (32, 32, 3)
 
 @dataclass(frozen=True, eq=False)
 class _Files:
-    """Arrays that lie on disk, the labels of the test set, and where batches go."""
+    """Arrays on disk, the labels of the test set, and the device of the batches."""
 
     name: str
     classes: list[str]
     labels: Tensor
-    """int64 [N]: those of the test set, in its order."""
+    """int64 [N]: the labels of the test set, in its order."""
     arrays: dict[str, Array]
-    """By corruption: bytes [5 N,32,32,3] of -C, or [N,frames,32,32,3] of -P."""
+    """By corruption: bytes [5 N,32,32,3] for -C, or [N,frames,32,32,3] for -P."""
     device: torch.device
 
     def __len__(self) -> int:
@@ -52,18 +52,18 @@ class _Files:
         return 3, 32, 32
 
     def checksum(self) -> str:
-        """SHA-256 of the files' names and pixels; files of one kind all have the same size. The labels are not in it:
-        they are those of the test set."""
+        """SHA-256 of the files' names and pixels; files of one kind all have the same size. The labels are left out,
+        as they are those of the test set."""
         digest = hashlib.sha256()
         for name in self.names:
             array = self.arrays[name]
             digest.update(f"{name} {array.shape}\n".encode())
-            for rows in np.array_split(array, max(1, array.nbytes >> 26)):  # a part at a time: files of a gigabyte
+            for rows in np.array_split(array, max(1, array.nbytes >> 26)):  # in parts, as files have a gigabyte
                 digest.update(rows.tobytes())
         return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Self:
-        """The same files with batches on that device."""
+        """The same files, with batches on that device."""
         return replace(self, device=torch.device(device))
 
     def _array(self, name: str) -> Array:
@@ -90,7 +90,7 @@ class CifarC(_Files):
     """Corrupted test images at five severities. `load_cifar_c` makes one and checks it."""
 
     def batch(self, name: str, severity: int, index: Tensor) -> Batch:
-        """The images `index` of the test set after that corruption."""
+        """The images `index` of the test set with that corruption."""
         if type(severity) is not int or severity not in SEVERITIES:
             raise DataError(f"severity must be a whole number from 1 to 5, not {severity!r}")
         rows = self._rows(index)
@@ -107,7 +107,7 @@ class CifarP(_Files):
 
 
 def load_cifar_c(root: Path, *, classes: Literal[10, 100] = 10, names: Sequence[str] | None = None) -> CifarC:
-    """The official corrupted test set below `root`: the files of `names`, or all that are there."""
+    """The official corrupted test set below `root`: the files of `names`, or all that are present."""
     directory = _locate(root, f"CIFAR-{classes}-C", "labels.npy")
     repeated = _labels(open_array(directory / "labels.npy"), classes, directory / "labels.npy")
     if len(repeated) % 5 or not torch.equal(repeated, repeated[: len(repeated) // 5].repeat(5)):
@@ -122,9 +122,9 @@ def load_cifar_c(root: Path, *, classes: Literal[10, 100] = 10, names: Sequence[
 def load_cifar_p(
     root: Path, *, classes: Literal[10, 100] = 10, names: Sequence[str] | None = None, labels: Tensor | None = None
 ) -> CifarP:
-    """The official sequences below `root`: the files of `names`, or all that are there.
+    """The official sequences below `root`: the files of `names`, or all that are present.
 
-    The labels are those of the test set: from labels.npy where the folder has one, or given.
+    The labels are those of the test set: from labels.npy if the folder has one, or as given.
     """
     directory = _locate(root, f"CIFAR-{classes}-P", "*.npy")
     own = directory / "labels.npy"
@@ -148,7 +148,7 @@ def open_array(path: Path) -> Array:
         array = np.lib.format.open_memmap(path, mode="r")
         expected = array.offset + array.nbytes
         size = path.stat().st_size
-    except Exception as error:  # a crafted header can fail in any way; none of them may pass for our own fault
+    except Exception as error:  # a crafted header can fail in any way, which must not look like a fault of ours
         raise DataError(f"cannot read {path} as a numpy array: {error}; download it again") from error
     if size != expected:
         raise DataError(f"{path} has {size} bytes where its header says {expected}: download it again")
@@ -173,7 +173,7 @@ def _labels(values: Array, classes: int, source: Path | str) -> Tensor:
 
 
 def _locate(root: Path, folder: str, pattern: str) -> Path:
-    """The folder of the files: root/FOLDER as the archive unpacks, in small letters, or the root itself."""
+    """The folder of the files: root/FOLDER as the archive unpacks, the same in lower case, or the root itself."""
     for directory in (root / folder, root / folder.lower(), root):
         if any(directory.glob(pattern)):
             return directory

@@ -1,7 +1,7 @@
-"""Which files of a folder are no whole images, remembered from one run to the next.
+"""Which files of a folder are not intact images, remembered from one run to the next.
 
-Reading a million images takes minutes, so the outcome is kept under a hash of all names, sizes and times. Several
-processes that start together wait for the first one to have read them.
+Reading a million images takes minutes, so the result is stored under a hash of all names, sizes and times. Of several
+processes that start together, one reads the files and the others wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from generalist.core.errors import RunError
 from generalist.core.files import alone, write_json
 
 RULES = 2
-"""Counts up when other kinds of files become acceptable: what was remembered before is then forgotten."""
+"""Increased when more kinds of files become acceptable, so that results stored before are ignored."""
 
 
 def find_problems(
@@ -27,7 +27,7 @@ def find_problems(
     *,
     cache: Path | None,
 ) -> dict[str, str]:
-    """By name, what is wrong with each file that `check` complains of."""
+    """What is wrong with each file that `check` complains about, by name."""
     memory = cache / f"{_fingerprint(names, files)}.json" if cache is not None else None
     with _alone(memory):
         remembered = _read(memory, names)
@@ -35,7 +35,7 @@ def find_problems(
             return remembered
         problems = {name: problem for name, problem in zip(names, check(files), strict=True) if problem is not None}
         if memory is not None:
-            with contextlib.suppress(RunError):  # a place that cannot be written costs time at the next start, no more
+            with contextlib.suppress(RunError):  # an unwritable place only costs time at the next start
                 write_json(memory, problems)
     return problems
 
@@ -49,7 +49,7 @@ def _fingerprint(names: Sequence[str], files: Sequence[Path]) -> str:
 
 
 def _alone(memory: Path | None) -> AbstractContextManager[None]:
-    """One process at a time, where the memory can be written."""
+    """Admits one process at a time, if the memory can be written."""
     if memory is None:
         return contextlib.nullcontext()
     lock = memory.with_suffix(".lock")
@@ -60,7 +60,7 @@ def _alone(memory: Path | None) -> AbstractContextManager[None]:
 
 
 def _read(memory: Path | None, names: Sequence[str]) -> dict[str, str] | None:
-    """What was found before; None where there is nothing, or nothing that fits."""
+    """What was found before; None if there is nothing stored, or nothing that fits."""
     if memory is None or not memory.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""A user's own torch Dataset, named by import path and read into memory whole."""
+"""A user's own torch Dataset, given by import path and read into memory as a whole."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from generalist.data.sets import ImageSet, as_array, from_arrays
 
 
 def load_dataset(path: str, *, trust_code: bool, memory_limit: int | None = None) -> tuple[ImageSet, ImageSet | None]:
-    """The Dataset at `package.module:thing`, or what thing("train") and thing("test") give (None: no test split).
+    """The Dataset at `package.module:thing`, or the results of thing("train") and thing("test") (None: no test split).
 
-    Items are (image, label) with an image that is a PIL one, or a uint8 or float array or tensor of shape [H,W],
-    [C,H,W] or [H,W,C]. `memory_limit` (bytes; None: no limit) refuses a data set that would not fit.
+    Items are (image, label), with a PIL image or a uint8 or float array or tensor of shape [H,W], [C,H,W] or [H,W,C].
+    `memory_limit` (bytes; None: no limit) refuses a data set that would not fit.
     """
     thing = import_object(path, trust_code=trust_code)
     if isinstance(thing, Dataset):
@@ -67,7 +67,7 @@ def materialise(
 
 
 def _classes(dataset: Any, known: list[str] | None, *, name: str) -> list[str] | None:
-    """The data set's own names; they must be those that are known already: labels are numbers of classes."""
+    """The data set's own names; they must equal those already known, because labels are numbers of classes."""
     own = getattr(dataset, "classes", None)
     try:
         names = [str(entry) for entry in own] if own is not None else None
@@ -82,7 +82,7 @@ def _classes(dataset: Any, known: list[str] | None, *, name: str) -> list[str] |
 
 
 def memory_budget() -> int:
-    """Bytes that a data set may take by itself: half of the machine's memory."""
+    """Bytes that a data set may take on its own: half of the machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

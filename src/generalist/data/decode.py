@@ -1,7 +1,7 @@
-"""From an image file to pixels: which formats, how large, which part; by threads or by processes.
+"""From an image file to pixels: which formats, sizes and crops are read; by threads or by processes.
 
-Decoding is a pure function of the file and the box. Pillow releases Python's lock while it works, so that threads are
-enough for a few thousand images a second; processes have no lock to share, at the price of copying the pixels.
+Decoding is a pure function of the file and the box. Pillow releases Python's lock while it works, so threads are
+enough for a few thousand images per second; processes share no lock, at the price of copying the pixels.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from generalist.data.augment import AugmentOptions
 from generalist.data.pixels import to_eight_bits
 
 FORMATS = ["JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM"]
-"""The content decides, not the name, and pillow knows formats that start other programs: only these are tried."""
+"""The content decides, not the name. Pillow also knows formats that start other programs, so only these are tried."""
 MAX_PIXELS = 64_000_000
 """Larger images are refused: a small file can unpack to more memory than there is."""
 
 Box = tuple[float, float, float, float]
 Crop = Callable[[int, int], Box]
-"""The box to cut from an image of that width and height."""
+"""Gives the box to cut from an image of that width and height."""
 Pixels = np.ndarray[Any, Any]
 DecoderKind = Literal["threads", "processes"]
 
@@ -47,11 +47,11 @@ class Job:
 
 
 class Decoder:
-    """Decodes the images it is given, and no others, with so many workers; they start with the first image."""
+    """Decodes exactly the images it is given, with so many workers, which start with the first image."""
 
     def __init__(self, workers: int, kind: DecoderKind = "threads") -> None:
         self.workers, self.kind = workers, kind
-        # Forking a process that has threads or a GPU would copy locks that nobody holds any more: hence `spawn`.
+        # Forking a process with threads or a GPU would copy locks that nobody holds any more, hence `spawn`.
         self.pool: Executor = (
             ThreadPoolExecutor(workers, thread_name_prefix="decode")
             if kind == "threads"
@@ -67,7 +67,7 @@ class Decoder:
         return [one for chunk in self._map(_decode_all, [(chunk, resolution) for chunk in chunks]) for one in chunk]
 
     def problems(self, files: Sequence[Path]) -> list[str | None]:
-        """What is wrong with each file; None where it can be read to its end."""
+        """What is wrong with each file; None if it can be read to its end."""
         size = max(1, min(64, -(-len(files) // self.workers)))
         chunks = [files[start : start + size] for start in range(0, len(files), size)]
         return [one for chunk in self._map(_check_all, [(chunk,) for chunk in chunks]) for one in chunk]
@@ -84,7 +84,7 @@ class Decoder:
 
 
 def default_workers() -> int:
-    """Workers that fit the cores this process may use; several processes of one job on a machine share them."""
+    """As many workers as fit the cores of this process; the processes of one job on a machine share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = os.environ.get("LOCAL_WORLD_SIZE", "1")  # set by torchrun
     beside = int(text) if text.isascii() and text.isdecimal() else 1
@@ -92,10 +92,10 @@ def default_workers() -> int:
 
 
 def _live_as_long_as_the_parent() -> None:
-    """In a process of the pool: no shorter, and no longer.
+    """Called in a process of the pool, which must live exactly as long as its parent.
 
     Ctrl-C and torchrun signal a whole process group; the parent answers with a checkpoint and still needs images for
-    it. Its death would go unnoticed: every worker holds both ends of the pipe that it waits at.
+    it. The parent's death would go unnoticed, because every worker holds both ends of the pipe that it waits at.
     """
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
@@ -117,9 +117,9 @@ def _check_all(files: Sequence[Path]) -> list[str | None]:
 
 
 def problem_of(path: Path) -> str | None:
-    """Why the file is no whole image; None where it is one.
+    """Why the file is not an intact image; None if it is one.
 
-    What the system refuses (a permission, too many open files) says nothing of the file, and must not be remembered.
+    Errors of the system (a permission, too many open files) say nothing about the file, and must not be remembered.
     """
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -159,7 +159,7 @@ def decode(path: Path, *, crop: Crop, mirrored: bool, resolution: int) -> tuple[
 
 
 def center_box(width: int, height: int, share: float) -> Box:
-    """(left, top, right, bottom) of the centred square of `share` times the shorter side."""
+    """(left, top, right, bottom) of the centred square with `share` of the shorter side."""
     side = min(width, height) * share
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
@@ -168,7 +168,7 @@ def center_box(width: int, height: int, share: float) -> Box:
 def random_box(width: int, height: int, draws: list[list[float]], options: AugmentOptions) -> Box:
     """The first drawn box that fits into the image; its area is uniform, its aspect ratio log-uniform.
 
-    Each draw has four uniforms: area, ratio, left, top. Where none fits, the largest centred box of an allowed ratio.
+    Each draw has four uniforms: area, ratio, left, top. If none fits: the largest centred box with an allowed ratio.
     """
     narrow, broad = options.ratio
     for area, ratio, left, top in draws:

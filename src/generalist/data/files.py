@@ -1,4 +1,4 @@
-"""The directory with the data, and where a data set's files lie below it."""
+"""The directory with the data, and where a data set's files are below it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def data_root(root: str | Path | None) -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` and `~user` for what they mean."""
+    """The path with `~` and `~user` expanded."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -29,7 +29,7 @@ def expanded(path: str | Path) -> Path:
 def find_file(root: Path, name: str, layouts: Sequence[Sequence[str]], *, own_only: bool = False) -> Path:
     """The first file of the first layout whose files are all in root/NAME, or else in the root itself.
 
-    Not in the root if `own_only`. A layout of which a part is missing must not hide another one that is whole.
+    Not in the root if `own_only`. An incomplete layout must not hide another one that is complete.
     """
     half = ""
     for place in [root / name] if own_only else [root / name, root]:

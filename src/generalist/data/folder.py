@@ -1,8 +1,8 @@
-"""Images in a folder per class (root/train/CLASS/*.jpg, root/val or root/test), decoded as they are needed.
+"""Images in one folder per class (root/train/CLASS/*.jpg, root/val or root/test), decoded when they are needed.
 
-Training crops are random resized crops whose corner, size and mirror image are drawn from (seed, sample, epoch);
-evaluation resizes the shorter side and takes the centre. Exactly the samples that are asked for are decoded, whatever
-rank asks. Files that are no whole images are refused when they are met or, if asked, left out from the start.
+Training crops are random resized crops whose corner, size and mirroring are drawn from (seed, sample, epoch);
+evaluation resizes the shorter side and takes the centre. Exactly the requested samples are decoded, whichever rank
+asks. Files that are not intact images are refused when they are met, or left out from the start if asked.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from generalist.data.sets import Batch, ImageSet, from_arrays, to_unit
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 RESIDENT_CHUNK = 1024
-"""Images that are decoded at once when a whole split is."""
+"""Images that are decoded at once when a whole split is decoded."""
 _TRIES = 10  # draws of a random resized crop before it falls back to the centre
 
 
 @dataclass(frozen=True, eq=False)
 class FolderImages:
-    """One split of a folder: a list of files, decoded to [3, resolution, resolution] when a batch is asked for."""
+    """One split of a folder: a list of files, decoded to [3, resolution, resolution] when a batch is requested."""
 
     files: list[Path]
     labels: Tensor
@@ -61,11 +61,11 @@ class FolderImages:
         return False
 
     def to(self, device: torch.device | str) -> FolderImages:
-        """The same files; batches will be made on `device`."""
+        """The same files, with batches on `device`."""
         return replace(self, labels=self.labels.to(device), device=torch.device(device))
 
     def checksum(self) -> str:
-        """SHA-256 of the files' names and sizes: reading every image would take longer than an epoch."""
+        """SHA-256 of the files' names and sizes, as reading every image would take longer than an epoch."""
         digest = hashlib.sha256(f"{self.resolution} {self.center} {self.classes!r}\n".encode())
         for path in self.files:
             with clear_read_errors(path):
@@ -74,12 +74,12 @@ class FolderImages:
         return digest.hexdigest()
 
     def batch(self, index: Tensor) -> Batch:
-        """Shorter side resized, centre taken."""
+        """Images with the shorter side resized and the centre cropped."""
         crops = [partial(center_box, share=self.center)] * len(index)
         return self._decode(index, crops, torch.zeros(len(index), dtype=torch.bool), changed=False)
 
     def augmented(self, index: Tensor, *, epoch: Key, seed: int, options: AugmentOptions) -> Batch:
-        """A random resized crop of each image, mirrored or not."""
+        """A random resized crop of each image, mirrored at random."""
         index = index.cpu()
         epoch = epoch.cpu() if isinstance(epoch, Tensor) else epoch
         draws = uniform(seed, "augment/resized-crop", index, epoch, shape=(_TRIES, 4))
@@ -104,7 +104,7 @@ class FolderImages:
         return Batch(x=x, y=self.labels[index], index=index, augmentation=drawn)
 
     def _moved(self, pixels: Tensor) -> Tensor:
-        """On the device. From pinned memory the copy runs while the host goes on to the next batch."""
+        """Pixels on the device. The copy from pinned memory runs while the host goes on to the next batch."""
         if self.device.type == "cuda":
             return pixels.pin_memory().to(self.device, non_blocking=True)
         return pixels.to(self.device)
@@ -120,10 +120,10 @@ def load_folder(
     corrupt: Literal["refuse", "skip"] = "refuse",
     cache: Path | None = None,
 ) -> tuple[FolderImages, FolderImages | None]:
-    """The train split, and the one in `val` or `test` where there is one.
+    """The train split, and that in `val` or `test` if there is one.
 
-    `corrupt: skip` reads every file once and leaves out those that are no whole images; `cache` is a directory that
-    remembers the outcome.
+    `corrupt: skip` reads every file once and leaves out those that are not intact images; `cache` is a directory in
+    which the result is stored.
     """
     if not root.is_dir():
         place = "" if root.is_absolute() else f" in {Path.cwd()}"
@@ -163,7 +163,7 @@ def _without_corrupt(images: FolderImages, root: Path, cache: Path | None) -> Fo
 
 
 def make_resident(images: FolderImages) -> ImageSet:
-    """Decode a whole split once, as evaluation sees it, into memory."""
+    """Decode a whole split once into memory, as evaluation sees it."""
     whole = np.empty((len(images), *images.shape), dtype=np.uint8)
     crop = partial(center_box, share=images.center)
     for start in range(0, len(images), RESIDENT_CHUNK):
@@ -199,7 +199,7 @@ def _scan(
 
 
 def _check_classes(folder: Path, images: FolderImages) -> None:
-    """A network cannot learn a class of which it sees nothing, nor anything from one class alone."""
+    """Refuse an empty class and a single class: a network learns nothing from either."""
     if len(images.classes) < 2:
         alone = images.classes[0]
         raise DataError(f"{folder} has one class, {alone!r}: a classifier needs two, each in a folder of its own")
@@ -209,7 +209,7 @@ def _check_classes(folder: Path, images: FolderImages) -> None:
 
 
 def _is_class(path: Path, root: Path) -> bool:
-    """Whether it is a class's folder; an image beside those would be left out unnoticed, and is refused."""
+    """Whether it is a class's folder. An image next to those would be left out unnoticed, so it is refused."""
     if _is_hidden(path):
         return False
     if path.is_file():
@@ -227,7 +227,7 @@ def _refuse_dangling(path: Path) -> None:
 
 
 def _is_image(path: Path, root: Path) -> bool:
-    """Whether it is one by its name; what holds images but is none would be left out unnoticed, and is refused."""
+    """Whether it is an image, by its name. A folder of images would be left out unnoticed, so it is refused."""
     if _is_hidden(path):
         return False
     if path.suffix.lower() not in SUFFIXES:
@@ -240,7 +240,7 @@ def _is_image(path: Path, root: Path) -> bool:
 
 
 def _as_text(name: str) -> str:
-    """A name that can be written anywhere: bytes in it that are no UTF-8 become what `\\udcff` looks like."""
+    """A name that can be written anywhere: bytes that are not UTF-8 are spelt out, such as `\\udcff`."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -250,8 +250,8 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _refuse_leaving(path: Path, root: Path) -> None:
-    """A data set must not read files from elsewhere, and one that left them out would be smaller than it looks."""
-    # realpath and not resolve, which fails on a link to itself.
+    """Refuse a link out of the data set, which must not read other files, nor be smaller than it looks without them."""
+    # realpath instead of resolve, which fails on a link to itself.
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise DataError(
             f"{path} is a link that leaves {root}: copy what it points to into its place, "

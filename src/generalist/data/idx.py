@@ -17,7 +17,7 @@ from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 _UNSIGNED_BYTE = 8
 MAX_BYTES = 1 << 30
-"""No IDX file of these data sets is near a gibibyte; a header that says so is damaged."""
+"""No IDX file of these data sets is anywhere near a gibibyte; a header that claims so is damaged."""
 
 FASHION_CLASSES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -26,7 +26,7 @@ STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray[Any, Any]:
-    """The bytes of an IDX file as an array of that many dimensions. The header is checked before memory is taken."""
+    """The bytes of an IDX file as an array with that many dimensions. The header is checked before memory is taken."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             header = stream.read(4 + 4 * dimensions)
@@ -60,7 +60,7 @@ def load_fashion_mnist(root: Path) -> tuple[ImageSet, ImageSet | None]:
 
 
 def _load(root: Path, name: str, classes: list[str]) -> tuple[ImageSet, ImageSet]:
-    # The two data sets share their files' names, so the files are never looked for in the root itself.
+    # The two data sets have the same file names, so the files are never looked up in the root itself.
     directory = find_file(root, name, [[STEMS[0]], [f"{STEMS[0]}.gz"]], own_only=True).parent
     images, labels, test_images, test_labels = (
         read_idx(_plain_or_gzip(directory, stem), dimensions=3 if "images" in stem else 1) for stem in STEMS

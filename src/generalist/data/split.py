@@ -10,9 +10,9 @@ from generalist.core.random import permutation
 
 
 def hold_out(labels: Tensor, *, count: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sorted (train, validation) indices with `count` held out, the same number of every class.
+    """Sorted (train, validation) indices with `count` samples held out, the same number of every class.
 
-    Where `count` is no multiple of `classes`, randomly chosen classes give one more. A pure function.
+    If `count` is not a multiple of `classes`, randomly chosen classes give one more. A pure function.
     """
     labels = labels.cpu()
     if not 0 < count < len(labels):
@@ -38,7 +38,7 @@ def hold_out(labels: Tensor, *, count: int, classes: int, seed: int) -> tuple[Te
 
 
 def subset(n: int, count: int, seed: int) -> Tensor:
-    """`count` sorted indices out of 0..n-1, drawn without replacement."""
+    """`count` sorted indices from 0..n-1, drawn without replacement."""
     if not 0 < count <= n:
         raise DataError(f"cannot draw {count} of {n} samples: ask for 1 to {n}")
     return permutation(n, seed, "subset")[:count].sort().values

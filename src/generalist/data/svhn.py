@@ -14,7 +14,7 @@ from generalist.data.sets import DATASETS, ImageSet, from_arrays
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 MOST_VALUES = 2**31
-"""In one array of a file; SVHN's largest set has 1.6e9. A small compressed file can claim any number."""
+"""Values in one array of a file; SVHN's largest set has 1.6e9. A small compressed file can claim any number."""
 
 
 @DATASETS.register("svhn")

@@ -1,7 +1,7 @@
-"""Common corruptions of images after Hendrycks & Dietterich (2019), generated here: not the official files.
+"""Common corruptions of images after Hendrycks & Dietterich (2019), generated here: these are not the official files.
 
 The definitions and strengths are the published ones; random numbers are this library's own, and frost is a drawn
-texture in the place of photographs. Numbers on these images can be compared with each other. They are not numbers on
+texture instead of photographs. Numbers on these images can be compared with each other, but they are not numbers on
 CIFAR-10-C, CIFAR-100-C or ImageNet-C: for those, `generalist.data.cifar_c` reads the official CIFAR files.
 """
 

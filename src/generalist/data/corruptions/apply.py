@@ -1,4 +1,4 @@
-"""One call for every corruption: checks its input, draws for each sample, stores 8 bits."""
+"""One function for every corruption: checks its input, draws for each sample, rounds to 8 bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from generalist.data.corruptions.filters import rounded, truncated
 from generalist.data.corruptions.registry import CORRUPTIONS, Draws
 
 SMALLEST = 8
-"""Pixels of the shortest side for which every corruption is defined."""
+"""The shortest side in pixels for which every corruption is defined."""
 
 
 @torch.no_grad()
@@ -18,8 +18,8 @@ def corrupt(images: Tensor, *, name: str, severity: int, index: Tensor, seed: in
     """Images [B,C,H,W] in [0,1] after the corruption `name` at severity 1 to 5: float32 in [0,1] on 8-bit levels.
 
     Generated here, not the official files. `index` [B] is each sample's number in its set; what is drawn for a sample
-    depends on (seed, sample, corruption, severity), whatever else is in the batch. Images are first rounded to 8 bits,
-    as the files are that the benchmark was made from.
+    depends only on (seed, sample, corruption, severity), whatever else is in the batch. Images are first rounded to 8
+    bits, like the files that the benchmark was made from.
     """
     chosen = CORRUPTIONS.get(name)
     check_images(images, index)
@@ -29,7 +29,7 @@ def corrupt(images: Tensor, *, name: str, severity: int, index: Tensor, seed: in
 
 
 def check_images(images: Tensor, index: Tensor) -> None:
-    """Refuse what is no batch of grey or RGB images in [0,1] with one number each."""
+    """Refuse anything but a batch of grey or RGB images in [0,1] with one number each."""
     if images.ndim != 4 or not images.is_floating_point() or len(images) == 0:
         raise DataError(
             f"images must be floats in [0,1] of shape [B,C,H,W], not {images.dtype} of shape {list(images.shape)}"
@@ -39,7 +39,7 @@ def check_images(images: Tensor, index: Tensor) -> None:
             f"corruptions are defined for 1 or 3 channels of at least {SMALLEST} x {SMALLEST} pixels, "
             f"not for images of shape {list(images.shape[1:])}"
         )
-    if not bool(((images >= 0) & (images <= 1)).all()):  # false for nan, too
+    if not bool(((images >= 0) & (images <= 1)).all()):  # false for nan as well
         raise DataError("images must lie in [0,1] and hold no nan: undo the normalisation, or divide by 255")
     if index.shape != (len(images),) or index.is_floating_point() or index.dtype == torch.bool:
         raise DataError(f"index must hold one whole number for each of the {len(images)} images")

@@ -15,7 +15,7 @@ from generalist.data.corruptions.registry import Draws, Strength, corruption
 
 @functools.lru_cache(maxsize=16)
 def disc_kernel(radius: float, softness: float) -> Tensor:
-    """A disc [k,k] of sum 1 (before its edge is blurred by `softness`), without the zeros around it."""
+    """A disc [k,k] of sum 1 (before its edge is blurred by `softness`), without surrounding zeros."""
     grid, soft_radius = (8, 1) if radius <= 8 else (int(radius), 2)
     line = torch.arange(-grid, grid + 1, dtype=torch.float64)
     disc = (line[:, None].square() + line.square() <= radius**2).double()
@@ -44,11 +44,11 @@ def defocus_blur(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 
 def _scattered(x: Tensor, offset: Tensor, reach: int) -> Tensor:
-    """One pass of the glass: from the last pixel to the first, each takes the value that its neighbour now has.
+    """One pass of the glass: from the last pixel to the first, each takes the value that its neighbour has by then.
 
     Going pixel by pixel would take as many steps as there are pixels. A pixel's new value is its neighbour's new value
-    where the neighbour came earlier, and its neighbour's old one otherwise; following these references by doubling
-    takes the logarithm of that.
+    if the neighbour was updated earlier, and its old one otherwise; following these references by doubling takes only
+    the logarithm of that many steps.
     """
     _, _, height, width = x.shape
     pixels = height * width
@@ -57,7 +57,7 @@ def _scattered(x: Tensor, offset: Tensor, reach: int) -> Tensor:
     moving = (row > reach) & (row <= height - reach) & (column > reach) & (column <= width - reach)
     here = (row * width + column).flatten()
     there = torch.where(moving.flatten(), here + (offset[:, 0] * width + offset[:, 1]).flatten(1), here)
-    # Below `pixels` a reference means a new value, from there on an old one.
+    # References below `pixels` mean a new value, the others an old one.
     reference = torch.where(there > here, there, there + pixels)
     for _ in range(pixels.bit_length()):
         following = reference.gather(1, reference.clamp(max=pixels - 1))
@@ -73,8 +73,8 @@ def _scattered(x: Tensor, offset: Tensor, reach: int) -> Tensor:
 def glass_blur(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """Gaussian blur, pixels scattered among their neighbours, Gaussian blur. Strength: sigma, reach, passes.
 
-    The paper speaks of exchanging pixels, but the published generator's exchange overwrites one pixel and leaves the
-    other as it was, so the official files hold copies. So do these images.
+    The paper speaks of exchanging pixels, but the published generator overwrites one pixel and leaves the other
+    unchanged, so the official files contain copies. So do these images.
     """
     sigma, reach, passes = strength[0], int(strength[1]), int(strength[2])
     x = filters.truncated(filters.gaussian_blur(x, sigma))
@@ -102,7 +102,7 @@ def motion_blur(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     large=[(1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03)],
 )
 def zoom_blur(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """The mean of the image and its enlargements. Strength: the factors' end and step, from 1 as numpy counts them."""
+    """The mean of the image and its enlargements. Strength: the end and step of their factors, from 1 as in numpy."""
     stop, step = strength
     factors = np.arange(1, stop, step).tolist()
     total = x

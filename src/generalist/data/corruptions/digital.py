@@ -1,4 +1,4 @@
-"""Digital: contrast, elastic deformation, pixels grown large, JPEG and saturation."""
+"""Digital: contrast, elastic deformation, pixelation, JPEG and saturation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contrast(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 
 def _affine(x: Tensor, moved: Tensor) -> Tensor:
-    """The affine map that moves three corners of a square in the middle by `moved` [B,3,2] pixels (right, down)."""
+    """The affine map that moves three corners of a central square by `moved` [B,3,2] pixels (right, down)."""
     height, width = x.shape[-2:]
     right, down, side = width // 2, height // 2, min(height, width) // 3
     corners = [(right + side, down + side), (right + side, down - side), (right - side, down - side)]
@@ -52,7 +52,7 @@ def _affine(x: Tensor, moved: Tensor) -> Tensor:
 def elastic_transform(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     """A random affine map, then a smooth random displacement. Strength: amplitude, smoothness, the map's reach.
 
-    Strengths are pixels of images of 32 or 224 and grow with the image's shorter side.
+    Strengths are in pixels of images with 32 or 224 pixels, and grow with the image's shorter side.
     """
     height, width = x.shape[-2:]
     side = min(height, width)
@@ -69,7 +69,7 @@ def elastic_transform(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 
 _TIE = 1e-9
-"""Sums of a few levels times 1/n may fall short of a half by float64's rounding."""
+"""By float64's rounding, sums of a few levels times 1/n may fall just short of a half."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,7 +87,7 @@ def _box_matrix(size: int, target: int) -> Tensor:
 
 
 def _resize(levels: Tensor, height: int, width: int) -> Tensor:
-    """Box filter of whole levels 0..255 in float64, rounded after each axis, halves upwards, as pillow does."""
+    """Box filter of integer levels 0..255 in float64, rounded after each axis, halves upwards, as in pillow."""
     across = levels @ _box_matrix(levels.shape[3], width).to(levels.device).T
     down = _box_matrix(levels.shape[2], height).to(levels.device) @ (across + 0.5 + _TIE).floor()
     return (down + 0.5 + _TIE).floor()
@@ -99,7 +99,7 @@ def _resize(levels: Tensor, height: int, width: int) -> Tensor:
     large=[(0.6,), (0.5,), (0.4,), (0.3,), (0.25,)],
 )
 def pixelate(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """Made smaller and large again. Strength: the share of the side in between."""
+    """The image scaled down and up again. Strength: the share of the side in between."""
     height, width = x.shape[-2:]
     small = _resize((x * 255).round().double(), int(height * strength[0]), int(width * strength[0]))
     return _resize(small, height, width).float() / torch.full((), 255.0, device=x.device)
@@ -121,7 +121,7 @@ def _through_jpeg(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], quali
     large=[(25,), (18,), (15,), (10,), (7,)],
 )
 def jpeg_compression(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """Strength: pillow's quality. Encoded on the host, one image after the other."""
+    """Strength: pillow's quality. Images are encoded on the host, one after the other."""
     pixels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().cpu().numpy()
     decoded = torch.stack([_through_jpeg(image, int(strength[0])) for image in pixels])
     return decoded.to(x.device).float() / torch.full((), 255.0, device=x.device)
@@ -134,7 +134,7 @@ def jpeg_compression(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     colour=True,
 )
 def saturate(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """The saturation of HSV times a plus b, clipped to [0,1]. Strength: a, b. The first two severities fade.
+    """The saturation of HSV times a plus b, clipped to [0,1]. Strength: a, b. The first two severities desaturate.
 
     For fixed hue and value, what a channel lacks of the value is proportional to the saturation. Grey counts as red.
     """

@@ -1,8 +1,8 @@
 """Filters that the corruptions share: Gaussian and motion blur, zoom, sampling between pixels, 8-bit rounding.
 
-What is linear and separable is one matrix for the rows and one for the columns, with the border folded in, so that
-any radius goes with any image size. Matrices multiply in float64: their rounding, which may depend on the size of
-the batch, then lies far below a step of 8 bits.
+Every linear and separable filter is one matrix for the rows and one for the columns, with the border folded in, so that
+any radius works with any image size. Matrices are multiplied in float64: the rounding, which may depend on the size of
+the batch, is then far below a step of 8 bits.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Border = Literal["nearest", "reflect", "mirror"]
 """Beyond the edge of a b c: nearest gives c c c, reflect gives c b a, mirror gives b a b."""
 
 SLACK = 1e-3
-"""Share of an 8-bit step that truncation forgives: float32 may write 17/255 as a little less than that."""
+"""The share of an 8-bit step that truncation tolerates: float32 may store 17/255 as slightly less than that."""
 
 
 def truncated(x: Tensor) -> Tensor:
-    """In [0,1] with 8 bits, rounded down: how the official files were stored."""
+    """In [0,1] with 8 bits, rounded down, as the official files were stored."""
     return (x.clamp(0, 1) * 255 + SLACK).floor().clamp(max=255) / torch.full((), 255.0, device=x.device)
 
 
 def rounded(x: Tensor) -> Tensor:
-    """In [0,1] with 8 bits, rounded to the nearest."""
+    """In [0,1] with 8 bits, rounded to the nearest level."""
     return (x.clamp(0, 1) * 255).round() / torch.full((), 255.0, device=x.device)
 
 
 def luminance(x: Tensor) -> Tensor:
-    """The grey [B,1,H,W] of RGB images by the weights of BT.601; grey images as they are."""
+    """The grey [B,1,H,W] of RGB images by the weights of BT.601; grey images are unchanged."""
     if x.shape[1] == 1:
         return x
     weights = torch.tensor([0.299, 0.587, 0.114], device=x.device).reshape(3, 1, 1)
@@ -40,7 +40,7 @@ def luminance(x: Tensor) -> Tensor:
 
 
 def tinted(layer: Tensor, color: tuple[float, float, float], channels: int) -> Tensor:
-    """A layer [B,1,H,W] in that colour, or in the colour's grey where images have one channel."""
+    """A layer [B,1,H,W] in that colour, or in the colour's grey if images have one channel."""
     shade = torch.tensor(color, device=layer.device).reshape(1, 3, 1, 1)
     return layer * (shade if channels == 3 else luminance(shade))
 
@@ -65,7 +65,7 @@ def filter_matrix(weights: Tensor, size: int, border: Border) -> Tensor:
 
 
 def gaussian_weights(sigma: float, radius: int) -> Tensor:
-    """2 radius + 1 float64 weights of sum 1."""
+    """2 radius + 1 float64 weights with sum 1."""
     position = torch.arange(-radius, radius + 1, dtype=torch.float64)
     weights = (-0.5 * (position / sigma).square()).exp()
     return weights / weights.sum()
@@ -82,7 +82,7 @@ def separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, sigma: float, *, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
-    """Gaussian blur with a kernel cut off at `truncate` sigmas; sigma 0 leaves the images as they are."""
+    """Gaussian blur with a kernel cut off at `truncate` sigmas; sigma 0 leaves the images unchanged."""
     if sigma == 0:
         return x
     height, width = x.shape[-2:]
@@ -138,9 +138,9 @@ def sample(x: Tensor, row: Tensor, column: Tensor, *, border: Border) -> Tensor:
 
 
 def motion_blur(x: Tensor, *, angle: Tensor, radius: float, sigma: float) -> Tensor:
-    """Blur along a direction of each sample: a half Gaussian over 2 radius + 1 pixels, the nearest to the ray.
+    """Blur along a direction per sample: a half Gaussian over 2 radius + 1 pixels, those nearest to the ray.
 
-    `angle` [B] is in degrees, clockwise from the right as rows grow downwards. The pixel itself weighs most.
+    `angle` [B] is in degrees, clockwise from the right as rows grow downwards. The pixel itself has the largest weight.
     """
     height, width = x.shape[-2:]
     taps = 2 * math.ceil(radius) + 1

@@ -23,7 +23,7 @@ def gaussian_noise(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _poisson_table(photons: int) -> Tensor:
-    """P(N <= n) for n below `photons` at each of the 256 levels, plus the level itself: one increasing line.
+    """P(N <= n) for n below `photons` at each of the 256 levels, plus the level itself: one increasing sequence.
 
     More photons than that are white anyway.
     """
@@ -34,7 +34,7 @@ def _poisson_table(photons: int) -> Tensor:
 
 
 def poisson(x: Tensor, photons: int, uniform: Tensor) -> Tensor:
-    """Counts of photons with mean x * photons, none above `photons`, as a share of them; by inversion of `uniform`."""
+    """Counts of photons with mean x * photons, capped at `photons`, as a share of it; by inversion of `uniform`."""
     level = (x * 255).round().double()
     table = _poisson_table(photons).to(x.device)
     found = torch.searchsorted(table, level + uniform.double(), right=True)
@@ -58,7 +58,7 @@ def shot_noise(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
     large=[(0.03,), (0.06,), (0.09,), (0.17,), (0.27,)],
 )
 def impulse_noise(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """Values of single channels become 0 or 1, each as often. Strength: the share of them."""
+    """Values of single channels become 0 or 1 with equal probability. Strength: the share of these values."""
     (share,) = strength
     drawn = draws.uniform("impulse", x.shape[1:])
     x = torch.where(drawn < share, torch.ones_like(x), x)

@@ -1,4 +1,4 @@
-"""What a corruption is: a function of images with published strengths, and draws that belong to the sample.
+"""The definition of a corruption: a function of images with published strengths, and random numbers per sample.
 
 The strengths are those of Hendrycks & Dietterich (2019): one table made for CIFAR-10-C (32 x 32 pixels), one for
 ImageNet-C (224 x 224). Lengths are in pixels.
@@ -17,7 +17,7 @@ from generalist.core.registry import Registry
 
 SEVERITIES = (1, 2, 3, 4, 5)
 SMALL_SIDE = 64
-"""Images whose shorter side has at most this many pixels take CIFAR-10-C's strengths, larger ones ImageNet-C's."""
+"""Images whose shorter side has at most this many pixels use CIFAR-10-C's strengths, larger ones ImageNet-C's."""
 
 Strength = tuple[float, ...]
 
@@ -44,7 +44,7 @@ class Draws:
 
 
 Function = Callable[[Tensor, Strength, Draws], Tensor]
-"""Images [B,C,H,W] with 8 bits a value, as floats in [0,1]; a strength; draws. Answers float images of that shape."""
+"""Maps images [B,C,H,W] with 8 bits per value as floats in [0,1], a strength and draws to floats of that shape."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +58,9 @@ class Corruption:
     large: tuple[Strength, ...]
     """ImageNet-C's strengths at severities 1 to 5."""
     extra: bool
-    """Whether it is one of the four that the benchmark keeps for validation, outside its mean over fifteen."""
+    """Whether it is one of the four that the benchmark reserves for validation, outside its mean over fifteen."""
     colour: bool
-    """Whether it needs images of three channels."""
+    """Whether it requires images with three channels."""
 
     def strength(self, severity: int, height: int, width: int) -> Strength:
         if type(severity) is not int or severity not in SEVERITIES:
@@ -75,16 +75,16 @@ COMMON = (
     "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
     "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression",
 )  # fmt: skip
-"""The fifteen of the benchmark, in its order."""
+"""The fifteen corruptions of the benchmark, in its order."""
 
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""The four further ones that the benchmark keeps for validation."""
+"""The four further corruptions that the benchmark reserves for validation."""
 
 
 def corruption(
     name: str, *, small: Sequence[Strength], large: Sequence[Strength], colour: bool = False
 ) -> Callable[[Function], Function]:
-    """Decorator: make a function known as the corruption `name` with these strengths."""
+    """Decorator: register a function as the corruption `name` with these strengths."""
 
     def add(function: Function) -> Function:
         made = Corruption(name, function, tuple(small), tuple(large), extra=name in EXTRA, colour=colour)

@@ -1,7 +1,7 @@
 """Sequences of small perturbations after CIFAR-10-P (Hendrycks & Dietterich, 2019), generated here.
 
 A sequence shows one image in 16 to 31 frames, each a small step from the last (or, for noise, a fresh draw around the
-first frame, which is clean). A stable classifier names the same class throughout. Strengths are those of the 32 x 32
+first frame, which is clean). A stable classifier predicts the same class throughout. Strengths are those for 32 x 32
 images, whatever the size.
 """
 
@@ -33,7 +33,7 @@ FRAMES = 31
 def perturb_sequence(images: Tensor, *, name: str, index: Tensor, seed: int) -> Tensor:
     """Frames [B,F,C,H,W] of the perturbation `name` for images [B,C,H,W] in [0,1]: float32 on 8-bit levels.
 
-    Generated, not the official files. What is drawn for a sample depends on (seed, sample, sequence) alone.
+    Generated, not the official files. What is drawn for a sample depends only on (seed, sample, sequence).
     """
     make = SEQUENCES.get(name)
     check_images(images, index)
@@ -42,7 +42,7 @@ def perturb_sequence(images: Tensor, *, name: str, index: Tensor, seed: int) -> 
 
 
 def is_noise(name: str) -> bool:
-    """Whether frames are to be compared with the first one: those of noise have no order."""
+    """Whether frames are compared with the first one, as frames of noise have no order."""
     return "noise" in name
 
 
@@ -63,14 +63,14 @@ def speckle_noise(x: Tensor, draws: Draws) -> list[Tensor]:
 
 @SEQUENCES.register("motion_blur")
 def motion_blur(x: Tensor, draws: Draws) -> list[Tensor]:
-    """The direction of the blur turns by 9 degrees a frame."""
+    """The direction of the blur turns by 9 degrees per frame."""
     angles = [torch.full((len(x),), (i - 20) * 9.0, device=x.device) for i in range(21)]
     return [rounded(filters.motion_blur(x, angle=angle, radius=6, sigma=1.8)) for angle in angles]
 
 
 @SEQUENCES.register("zoom_blur")
 def zoom_blur(x: Tensor, draws: Draws) -> list[Tensor]:
-    """The mean of ever more enlargements by 0.4% a frame."""
+    """The mean of more and more enlargements, by 0.4% per frame."""
     frames, total = [x], x
     for i in range(1, FRAMES):
         total = total + warp(x, _scaling(1 + 0.004 * i))
@@ -85,7 +85,7 @@ def gaussian_blur(x: Tensor, draws: Draws) -> list[Tensor]:
 
 @SEQUENCES.register("snow")
 def snow(x: Tensor, draws: Draws) -> list[Tensor]:
-    """The same flakes fall in a direction that turns by 4 degrees a frame."""
+    """The same flakes fall in a direction that turns by 4 degrees per frame."""
     flakes = weather.snow_layer(draws, (x.shape[2], x.shape[3]), mean=0.05, spread=0.3, scale=2, cut=0.5)
     angles = [torch.full((len(x),), i * 4.0 - 150, device=x.device) for i in range(FRAMES)]
     return [weather.snowfall(x, flakes, angle=angle, radius=10, sigma=2, keep=0.85) for angle in angles]
@@ -111,32 +111,32 @@ def brightness(x: Tensor, draws: Draws) -> list[Tensor]:
 
 @SEQUENCES.register("translate")
 def translate(x: Tensor, draws: Draws) -> list[Tensor]:
-    """From 7 pixels to the left to 8 to the right, one a frame, black behind."""
+    """From 7 pixels to the left to 8 to the right, one per frame, with black behind."""
     return [warp(x, _matrix(1, 0, 7 - i, 0, 1, 0)) for i in range(16)]
 
 
 @SEQUENCES.register("rotate")
 def rotate(x: Tensor, draws: Draws) -> list[Tensor]:
-    """From -15 to 15 degrees, one a frame."""
+    """From -15 to 15 degrees, one per frame."""
     turns = [math.radians(i - 15) for i in range(FRAMES)]
     return [warp(x, _matrix(math.cos(t), math.sin(t), 0, -math.sin(t), math.cos(t), 0)) for t in turns]
 
 
 @SEQUENCES.register("scale")
 def scale(x: Tensor, draws: Draws) -> list[Tensor]:
-    """From 70% to 130%, two percent a frame."""
+    """From 70% to 130%, two percent per frame."""
     return [warp(x, _scaling((i * 2 + 70) / 100)) for i in range(FRAMES)]
 
 
 @SEQUENCES.register("shear")
 def shear(x: Tensor, draws: Draws) -> list[Tensor]:
-    """Sheared along the rows by -15 to 15 degrees, one a frame."""
+    """Sheared along the rows by -15 to 15 degrees, one per frame."""
     return [warp(x, _matrix(1, math.tan(math.radians(i - 15)), 0, 0, 1, 0)) for i in range(FRAMES)]
 
 
 @SEQUENCES.register("tilt")
 def tilt(x: Tensor, draws: Draws) -> list[Tensor]:
-    """Turned in space around both axes of the image by -11.25 to 11.25 degrees, 0.75 a frame, seen in perspective."""
+    """Turned in space around both axes of the image by -11.25 to 11.25 degrees, 0.75 per frame, seen in perspective."""
     turns = [math.radians(0.75 * (i - 15)) for i in range(FRAMES)]
     return [warp(x, _untilted(turn, math.hypot(x.shape[2], x.shape[3]))) for turn in turns]
 
@@ -146,7 +146,7 @@ def _untilted(turn: float, focal: float) -> Matrix:
     cosine, sine = math.cos(turn), math.sin(turn)
     about_x = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
     about_y = np.array([[cosine, 0, -sine], [0, 1, 0], [sine, 0, cosine]])
-    # As published, the plane lies one pixel above the origin about which it turns.
+    # As published, the plane is one pixel above the origin about which it turns.
     placed = about_x @ about_y + np.diag([0, 0, focal])
     seen = np.diag([focal, focal, 1.0]) @ placed
     return np.linalg.inv(seen).astype(np.float64)
@@ -169,7 +169,7 @@ def warp(x: Tensor, matrix: Matrix) -> Tensor:
     depth: Tensor = g * column + h * row + i
     right = ((a * column + b * row + c) / depth + (width - 1) / 2)[None]
     down = ((d * column + e * row + f) / depth + (height - 1) / 2)[None]
-    # A pixel is a square around its centre: up to half a pixel beyond the outermost centres there is still an image.
+    # A pixel is a square around its centre, so the image extends half a pixel beyond the outermost centres.
     inside = (right > -0.5) & (right < width - 0.5) & (down > -0.5) & (down < height - 0.5)
     warped: Tensor = filters.sample(x, down, right, border="nearest") * inside[:, None]
     return warped

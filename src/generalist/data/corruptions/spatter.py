@@ -1,7 +1,7 @@
 """Spatter: drops of water (severities 1 to 3) or mud (4 and 5) on the lens.
 
-Water's shading needs the edges of the drops (Canny's detector), the distance to them and an equalised histogram, all
-on images of 8 bits. Distances are exact here; the published generator approximates them within a few percent.
+The shading of water needs the edges of the drops (Canny's detector), the distance to them and an equalised histogram,
+all on images of 8 bits. Distances are exact here; the published generator approximates them within a few percent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ WATER = (175 / 255, 238 / 255, 238 / 255)
 MUD = (63 / 255, 42 / 255, 20 / 255)
 CANNY_LOW, CANNY_HIGH = 50.0, 150.0
 FARTHEST = 20
-"""Pixels beyond which the distance to an edge no longer matters."""
+"""The distance in pixels to an edge beyond which it no longer matters."""
 SHADING = ((-2, -1, 0), (-1, 1, 1), (0, 1, 2))
-"""Light from the upper left, seen in the distances to the edges."""
+"""Light from the upper left, visible in the distances to the edges."""
 
 
 def _shifted(x: Tensor, down: int, right: int, fill: float) -> Tensor:
@@ -31,7 +31,7 @@ def _shifted(x: Tensor, down: int, right: int, fill: float) -> Tensor:
 
 
 def _correlate(x: Tensor, kernel: tuple[tuple[int, ...], ...], border: filters.Border) -> Tensor:
-    """Correlation of [B,1,H,W] with a kernel of 3 x 3 whole numbers: exact in float32 for 8-bit values."""
+    """Correlation of [B,1,H,W] with a kernel of 3 x 3 integers: exact in float32 for 8-bit values."""
     height, width = x.shape[-2:]
     row = torch.arange(height, device=x.device)[None, :, None]
     column = torch.arange(width, device=x.device)[None, None, :]
@@ -45,8 +45,8 @@ def _correlate(x: Tensor, kernel: tuple[tuple[int, ...], ...], border: filters.B
 def canny(levels: Tensor) -> Tensor:
     """Edges (bool) of 8-bit images [B,1,H,W] of 0..255, by Canny's detector with Sobel gradients in the l1 norm.
 
-    A pixel is thin where its gradient is the largest of three across the edge, in the nearest of four directions.
-    Thin pixels above the low threshold are edges where a chain of such pixels leads to one above the high threshold.
+    A pixel is thin if its gradient is the largest of three across the edge, in the nearest of four directions. Thin
+    pixels above the low threshold are edges if a chain of such pixels leads to one above the high threshold.
     """
     right = _correlate(levels, ((-1, 0, 1), (-2, 0, 2), (-1, 0, 1)), "nearest")
     down = _correlate(levels, ((-1, -2, -1), (0, 0, 0), (1, 2, 1)), "nearest")
@@ -84,7 +84,7 @@ def distance_to(edges: Tensor) -> Tensor:
 
 
 def equalized(levels: Tensor) -> Tensor:
-    """8-bit images [B,1,H,W] of 0..255 whose levels are spread so that each holds as many pixels as may be."""
+    """8-bit images [B,1,H,W] of 0..255 whose levels are spread to hold numbers of pixels as equal as possible."""
     flat = levels.flatten(1).long()
     counts = torch.zeros(len(flat), 256, dtype=torch.long, device=levels.device)
     counts.scatter_add_(1, flat, torch.ones_like(flat))
@@ -93,13 +93,13 @@ def equalized(levels: Tensor) -> Tensor:
     rest = flat.shape[1] - darkest
     below = counts.cumsum(1) - darkest
     spread = (below.double() * 255 / rest.clamp(min=1)).round().clamp(0, 255)
-    # An image of one level has nothing to spread.
+    # An image with a single level has nothing to spread.
     spread = torch.where(rest > 0, spread, lowest.double())
     return spread.gather(1, flat).float().reshape(levels.shape)
 
 
 def water(x: Tensor, liquid: Tensor, opacity: float) -> Tensor:
-    """Images under drops of water, whose layer [B,1,H,W] is 0 where there is none."""
+    """Images under drops of water, whose layer [B,1,H,W] is 0 where there is no drop."""
     levels = (filters.truncated(liquid) * 255).round()
     distance = filters.box_blur(distance_to(canny(levels)))
     shade = equalized((distance + filters.SLACK).floor())

@@ -1,7 +1,7 @@
 """Weather: snow, frost, fog and brightness.
 
-The official frost is laid over with photographs of ice, which are not part of this library. Ours is a texture drawn
-from random numbers: ridges of a fractal and needles at sixty degrees. It is frost-like, not the official frost.
+The official frost overlays photographs of ice, which are not part of this library. Ours is a texture drawn from random
+numbers: ridges of a fractal, and needles at sixty degrees. It is frost-like, not the official frost.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ICE = (0.85, 0.95, 1.0)
 
 
 def snow_layer(draws: Draws, shape: tuple[int, int], *, mean: float, spread: float, scale: float, cut: float) -> Tensor:
-    """Flakes [B,1,H,W] with 8 bits: enlarged Gaussian noise without what is darker than `cut`."""
+    """Flakes [B,1,H,W] with 8 bits: enlarged Gaussian noise, without values darker than `cut`."""
     noise = mean + spread * draws.normal("flakes", (1, *shape))
     layer = filters.zoom(noise, scale)
     return filters.truncated(torch.where(layer < cut, torch.zeros_like(layer), layer))
 
 
 def snowfall(x: Tensor, flakes: Tensor, *, angle: Tensor, radius: float, sigma: float, keep: float) -> Tensor:
-    """The image whitened to a share of 1 - `keep`, under falling flakes and the same flakes turned by 180 degrees."""
+    """The image whitened with weight 1 - `keep`, under falling flakes and the same flakes turned by 180 degrees."""
     layer = filters.rounded(filters.motion_blur(flakes, angle=angle, radius=radius, sigma=sigma))
     x = keep * x + (1 - keep) * torch.maximum(x, filters.luminance(x) * 1.5 + 0.5)
     return x + layer + layer.flip(2, 3)
@@ -56,7 +56,7 @@ def snow(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 
 def plasma(draws: Draws, what: str, side: int, *, decay: float) -> Tensor:
-    """A fractal landscape [B,side,side] from 0 to 1 by the diamond-square algorithm on a torus; side a power of two.
+    """A fractal landscape [B,side,side] from 0 to 1 by the diamond-square algorithm on a torus; side is a power of two.
 
     Each point is a quarter of the sum of its four neighbours plus noise, whose amplitude is the square of a number
     that starts at 100 and shrinks by `decay` as the step halves.
@@ -91,7 +91,7 @@ def _plasma_for(x: Tensor, draws: Draws, what: str, *, decay: float) -> Tensor:
 
 
 def frost_texture(x: Tensor, draws: Draws) -> Tensor:
-    """Something like ice on a window, [B,C,H,W] in [0,1]: drawn, not photographed."""
+    """A texture like ice on a window, [B,C,H,W] in [0,1]: drawn, not photographed."""
     height, width = x.shape[-2:]
     veins = 1 - (2 * _plasma_for(x, draws, "veins", decay=1.7) - 1).abs()
     glaze = _plasma_for(x, draws, "glaze", decay=2.5)
@@ -113,7 +113,7 @@ def frost_texture(x: Tensor, draws: Draws) -> Tensor:
     large=[(1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75)],
 )
 def frost(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """a x + b frost. Strength: a, b. The frost is a drawn texture in the place of the official photographs."""
+    """a x + b frost. Strength: a, b. The frost is a drawn texture instead of the official photographs."""
     image, ice = strength
     return image * x + ice * frost_texture(x, draws)
 
@@ -131,9 +131,9 @@ def fog(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
 
 
 def brighter(x: Tensor, amount: float) -> Tensor:
-    """The value of HSV plus `amount`, clipped to [0,1]; hue and saturation as they are.
+    """The value of HSV plus `amount`, clipped to [0,1]; hue and saturation are unchanged.
 
-    For fixed hue and saturation the three channels are proportional to the value. Black has neither and becomes grey.
+    For fixed hue and saturation, the channels are proportional to the value. Black has neither and becomes grey.
     """
     value = x.amax(1, keepdim=True)
     brightened = (value + amount).clamp(0, 1)
@@ -146,5 +146,5 @@ def brighter(x: Tensor, amount: float) -> Tensor:
     large=[(0.1,), (0.2,), (0.3,), (0.4,), (0.5,)],
 )
 def brightness(x: Tensor, strength: Strength, draws: Draws) -> Tensor:
-    """Strength: what is added to the value of HSV."""
+    """Strength: the amount added to the value of HSV."""
     return brighter(x, strength[0])
