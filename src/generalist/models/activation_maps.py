@@ -19,20 +19,20 @@ POOLING = (
     nn.modules.pooling._AdaptiveAvgPoolNd,
     nn.modules.pooling._AdaptiveMaxPoolNd,
 )
-"""What follows the feature map: its output says less of where something is than its input."""
+"""Layers after the feature map: their output tells less about position than their input."""
 
 
 def class_activation_maps(model: nn.Module, x: Tensor, y: Tensor | None = None, *, layer: str | None = None) -> Tensor:
-    """For each image the evidence for its class y, >= 0, [B, 1, H, W]; in evaluation mode.
+    """The evidence for each image's class y, >= 0, [B, 1, H, W]; the model is in evaluation mode meanwhile.
 
-    relu(sum_c w_c A_c), A being a feature map of the network and w_c the mean over its positions of the gradient of
+    relu(sum_c w_c A_c), where A is a feature map of the network and w_c the mean over its positions of the gradient of
     y's logit; enlarged to the size of the image. The feature map is the output of the module named `layer`; by default
-    the last four-dimensional output of any of the network's modules that has more than one position, poolings left
-    out. Without y the class is the one that the network names.
+    the last four-dimensional output of any of the network's modules with more than one position, except poolings.
+    Without y, the class is the one that the network predicts.
     """
     found: list[Tensor] = []
     with frozen(model), torch.enable_grad(), _watched(_modules(model, layer), found):
-        # Not `model(x)`: a compiled call may have been compiled without the hooks.
+        # Not `model(x)`, which may be a call compiled without the hooks.
         logits = model.forward(x.detach().requires_grad_())
         if not found:
             raise GeneralistError(_no_map(layer))
@@ -61,7 +61,7 @@ def _modules(model: nn.Module, layer: str | None) -> list[nn.Module]:
 
 @contextmanager
 def _watched(modules: list[nn.Module], found: list[Tensor]) -> Iterator[None]:
-    """While it lasts, `found` is given the last feature map that any of the modules puts out."""
+    """Within this context, `found` receives the last feature map that any of the modules returns."""
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 4 and output.shape[2:].numel() > 1:

@@ -1,4 +1,4 @@
-"""Normalization as the first layer of a model, so that attacks and threats live in [0, 1] pixels."""
+"""Normalization as the first layer of a model, so that attacks and threats are in [0, 1] pixels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from generalist.core.options import Number, Options
 
 
 class NormalizeOptions(Options):
-    """Shift and scale of each channel before the network sees it."""
+    """Shift and scale of each channel before the network."""
 
     mean: list[Number] = Field(min_length=1)
     """Subtracted from the pixels in [0, 1], one number per channel."""
 
     std: list[Number] = Field(min_length=1)
-    """Divides what is left, one number above 0 per channel."""
+    """Divides the result, one number above 0 per channel."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -30,7 +30,7 @@ class NormalizeOptions(Options):
 
 
 class Normalized(nn.Module):
-    """A model of [0, 1] images around a network of normalized ones. The numbers are saved with the weights."""
+    """A model of [0, 1] images around a network of normalized ones. The constants are saved with the weights."""
 
     mean: Tensor
     std: Tensor

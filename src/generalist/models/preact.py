@@ -9,9 +9,9 @@ from generalist.models.registry import MODELS
 
 
 class PreactBlock(nn.Module):
-    """BatchNorm and ReLU before each of two 3x3 convolutions. Wide residual networks are made of it as well.
+    """BatchNorm and ReLU before each of two 3x3 convolutions. Wide residual networks consist of it as well.
 
-    Where the shape changes, the shortcut is a 1x1 convolution of the activated input; else it is the input itself.
+    If the shape changes, the shortcut is a 1x1 convolution of the activated input; otherwise it is the input itself.
     """
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
@@ -33,7 +33,7 @@ class PreactBlock(nn.Module):
 
 
 class PreactNet(nn.Module):
-    """A 3x3 convolution, stages of pre-activation blocks, a last BatchNorm and ReLU, an average, a linear layer."""
+    """A 3x3 convolution, stages of pre-activation blocks, a last BatchNorm and ReLU, an average and a linear layer."""
 
     def __init__(
         self, *, num_classes: int, in_channels: int, stem_channels: int, stage_channels: list[int], blocks: int
@@ -57,7 +57,7 @@ class PreactNet(nn.Module):
 
 @MODELS.register("preact-resnet18")
 def preact_resnet18(*, num_classes: int, in_channels: int) -> nn.Module:
-    """With the last BatchNorm that the paper has, and that some ports leave out."""
+    """Has the last BatchNorm of the paper, which some ports leave out."""
     return PreactNet(
         num_classes=num_classes,
         in_channels=in_channels,

@@ -38,7 +38,7 @@ def basic_block(in_channels: int, channels: int, stride: int) -> Residual:
 
 
 def bottleneck(in_channels: int, channels: int, stride: int, *, widen: int = 1) -> Residual:
-    """1x1, 3x3 and 1x1 convolutions, the stride on the 3x3; inside, a quarter of the channels times `widen`."""
+    """1x1, 3x3 and 1x1 convolutions with the stride on the 3x3; inside, a quarter of the channels times `widen`."""
     inner = channels // 4 * widen
     branch = nn.Sequential(
         conv(in_channels, inner, kernel=1),
@@ -75,7 +75,7 @@ def imagenet_stem(in_channels: int) -> nn.Sequential:
 
 
 class ResNet(nn.Module):
-    """A stem, four stages that halve the resolution from one to the next, an average, a linear layer."""
+    """A stem, four stages, each with half the resolution of the one before, an average and a linear layer."""
 
     def __init__(self, stem: nn.Module, stages: Sequence[nn.Module], features: int, num_classes: int) -> None:
         super().__init__()
@@ -89,11 +89,11 @@ class ResNet(nn.Module):
 
 
 Block = Callable[[int, int, int], Residual]
-"""(channels in, channels out, stride) to a block."""
+"""Maps (channels in, channels out, stride) to a block."""
 
 
 def resnet(stem: nn.Module, block: Block, blocks: Sequence[int], *, channels: int, num_classes: int) -> ResNet:
-    """Stages of `blocks` blocks; the first has `channels` channels, each further one twice as many."""
+    """Stages of `blocks` blocks; the first has `channels` channels, each further one twice as many as the last."""
     stages, previous = [], 64
     for stage, count in enumerate(blocks):
         width = channels << stage
@@ -126,7 +126,7 @@ def resnet50_imagenet(*, num_classes: int, in_channels: int) -> nn.Module:
 
 @MODELS.register("wrn-50-2")
 def wrn_50_2(*, num_classes: int, in_channels: int) -> nn.Module:
-    """A ResNet-50 for ImageNet with twice the channels inside its bottlenecks."""
+    """A ResNet-50 for ImageNet with twice as many channels inside its bottlenecks."""
     return _for_imagenet(partial(bottleneck, widen=2), num_classes=num_classes, in_channels=in_channels)
 
 

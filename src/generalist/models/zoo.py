@@ -1,4 +1,4 @@
-"""Networks of timm, where it is installed: `timm/NAME`."""
+"""Networks of timm, if it is installed: `timm/NAME`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "timm/"
 
 
 def timm_factory(name: str) -> Callable[..., nn.Module]:
-    """The factory of the network that timm calls `name`, without the prefix."""
+    """The factory of the network with this name in timm, without the prefix."""
     timm = _import_timm()
-    # A name must be in timm's own list: timm would also follow a name to a repository on the internet.
+    # The name must be in timm's own list, because timm would also follow a name to a repository on the internet.
     known = timm.list_models()
     if name not in known:
         near = get_close_matches(name, known, n=1)
@@ -39,7 +39,7 @@ def _import_timm() -> Any:
             f"models named {PREFIX}NAME need timm: pip install 'generalist-at[zoo]' ({error})"
         ) from error
     except RuntimeError as error:
-        # torchvision registers operators when timm imports it, and a build for another torch fails there.
+        # torchvision registers operators when timm imports it, which fails in a build for another torch.
         raise GeneralistError(
             "timm cannot be imported, most likely for a torchvision made for another torch: "
             f"install matching ones with pip install 'generalist-at[zoo]' ({error})"

@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
 
 
 def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What the last epoch's record says about the whole run."""
+    """A summary of the whole run from the last epoch's record."""
     found = {name: record[name] for name in ("epoch", "best_epoch") if name in record}
     if "validation" in record:
         found["accuracy"] = dict(record["validation"]["accuracy"][GLOBAL])
@@ -118,7 +118,7 @@ def outcome(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_images(trainer: Trainer) -> Tensor:
-    """The first training images as the first epoch shows them, augmented."""
+    """The first training images as in the first epoch, augmented."""
     job = trainer.job
     index = trainer.train_index[:SHOWN]
     batch = trainer.train_images.augmented(index, epoch=1, seed=job.train.seed, options=job.data.augmentation)

@@ -1,4 +1,4 @@
-"""Trackers by name, with a clear line where a package is missing."""
+"""Trackers by name, with a clear error if a package is missing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TRACKERS: dict[str, tuple[Callable[[], Tracker], str, str]] = {
     "wandb": (WandB, "wandb", "pip install wandb"),
     "mlflow": (MLflow, "mlflow", "pip install mlflow"),
 }
-"""Name: how it is made, the package it needs, and how that is installed."""
+"""By name: how it is made, the package it needs, and how to install that."""
 
 
 def make_trackers(wanted: str | Tracker | Sequence[str | Tracker]) -> list[Tracker]:
-    """Trackers as they are, and those that names mean; a missing package is an error before anything runs."""
+    """Trackers as given, and those that names stand for; a missing package is an error before anything runs."""
     listed = list(wanted) if isinstance(wanted, list | tuple) else [cast(str | Tracker, wanted)]
-    # A name that is given twice is one tracker.
+    # A name that is given twice means one tracker.
     return [_made(one) for i, one in enumerate(listed) if not isinstance(one, str) or one not in listed[:i]]
 
 

@@ -1,6 +1,6 @@
-"""Weights & Biases and MLflow, where they are installed. Both are set up by their own environment variables.
+"""Weights & Biases and MLflow, if they are installed. Both are configured by their own environment variables.
 
-A resumed run goes on in the same entry of the service: its id is kept in RUN/tracking.json.
+A resumed run continues the same entry of the service: its id is stored in RUN/tracking.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def known_ids(run: RunDirectory) -> dict[str, str]:
-    """The ids in tracking.json; a damaged file has none, and a new entry is begun."""
+    """The ids in tracking.json; if the file is damaged there are none, and a new entry is started."""
     path = run.path / "tracking.json"
     try:
         found = json.loads(path.read_text()) if path.is_file() else {}
@@ -40,7 +40,7 @@ def remember(run: RunDirectory, service: str, identity: str) -> None:
 
 
 class WandB:
-    """Weights & Biases: WANDB_PROJECT, WANDB_MODE=offline and its other variables are its own."""
+    """Weights & Biases. It reads WANDB_PROJECT, WANDB_MODE=offline and its other variables itself."""
 
     name = "wandb"
 
@@ -70,11 +70,11 @@ class WandB:
 
 
 class MLflow:
-    """MLflow: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME are its own variables."""
+    """MLflow. It reads MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME itself."""
 
     name = "mlflow"
     params_at_once = 100
-    """As many as its servers take in one call."""
+    """As many as its servers accept in one call."""
 
     def start(self, recipe: Recipe, run: RunDirectory, epochs_done: int) -> None:
         self.mlflow: Any = importlib.import_module("mlflow")
@@ -117,7 +117,7 @@ class MLflow:
 
 
 def _name(text: str) -> str:
-    """A name as MLflow allows it: letters, digits, and _ - . / and spaces."""
+    """A name that MLflow allows: letters, digits, and _ - . / and spaces."""
     return re.sub(r"[^A-Za-z0-9_./ -]", "_", text)
 
 

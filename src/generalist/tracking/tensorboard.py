@@ -1,4 +1,4 @@
-"""TensorBoard: event files in RUN/tensorboard. Look at them with `tensorboard --logdir RUN`."""
+"""TensorBoard: event files in RUN/tensorboard, shown by `tensorboard --logdir RUN`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TensorBoard:
     name = "tensorboard"
 
     def start(self, recipe: Recipe, run: RunDirectory, epochs_done: int) -> None:
-        # Whatever an interrupted run wrote of the epochs that are done again is hidden.
+        # Hides what an interrupted run wrote about epochs that are now repeated.
         purge = epochs_done + 1 if epochs_done else None
         make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self.writer = make(str(run.path / "tensorboard"), purge_step=purge)
         self.settings = flat_settings(recipe.model_dump(mode="json"))
-        indented = "\n".join(f"    {line}" for line in to_yaml(recipe).splitlines())  # code, to TensorBoard's Markdown
+        indented = "\n".join(f"    {line}" for line in to_yaml(recipe).splitlines())  # code in TensorBoard's Markdown
         self.writer.add_text("recipe", indented, epochs_done)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
