@@ -1,1 +1,1 @@
-"""Flat parameter storage and module modes: what the other rooms borrow to be fast and to leave no trace."""
+"""Flat parameter storage and module modes: the tools by which other packages are fast and leave no trace."""

@@ -1,10 +1,10 @@
-"""Steps of a loop, recorded once as a CUDA graph and replayed: no host work between a step's kernels.
+"""Steps of a loop, recorded once as a CUDA graph and replayed, without host work between a step's kernels.
 
-A search takes the same step hundreds of times: tensors to tensors of the same shapes. On a GPU the host needs longer to
-launch its kernels than these need to run. A step here is a function (state, given) -> state of nested tuples of
-tensors; `given` is what it reads and does not change. A large tensor of the state it may change in place and return as
-it is: that one is not copied. It may close over numbers, networks and options, never over tensors of the batch: those
-would be part of the recording.
+A search takes the same step hundreds of times, from tensors to tensors of the same shapes. On a GPU, launching its
+kernels takes the host longer than running them takes the GPU. A step here is a function (state, given) -> state of
+nested tuples of tensors; it reads `given` and does not change it. A large tensor of the state may be changed in place
+and returned as it is: that one is not copied. A step may close over numbers, networks and options, but never over
+tensors of the batch, which would become part of the recording.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ Step = Callable[[State, Given], State]
 
 
 def recorded(network: object, key: Hashable, step: Step[State]) -> Step[State]:
-    """The step, or its recording where the network has a `Recorder`.
+    """The step, or its recording if the network has a `Recorder`.
 
-    The key names all that the step closes over, the network apart. The state that a recording returns is overwritten
-    when any step of that key is taken again: keep a copy of what is needed longer.
+    The key names everything that the step closes over, except the network. The state that a recording returns is
+    overwritten when any step with that key is taken again: keep a copy of what is needed longer.
     """
     recorder = getattr(network, "recorder", None)
     return recorder.step(key, step) if isinstance(recorder, Recorder) else step
 
 
 class Recorder:
-    """The recordings of one network's callers, by key and by the shapes of the tensors."""
+    """The recordings of the steps around one network, by key and by the shapes of the tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._recordings: dict[Hashable, _Recording[Any]] = {}
-        # One for all: a recording leaves nothing there that it or another one reads at a later time.
+        # Shared by all, as a recording leaves nothing there that any recording reads later.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def step(self, key: Hashable, step: Step[State]) -> Step[State]:
-        """The step as replays of its recording, which is made when it is first taken."""
+        """The step as replays of its recording, which is made on the first call."""
 
         def replayed(state: State, given: Given) -> State:
             tensors, form = tree_flatten(state)
@@ -59,7 +59,7 @@ class Recorder:
 
 
 class _Recording(Generic[State]):
-    """One step with tensors of its own. On the CPU there is no graph: the step runs on these tensors."""
+    """One step with its own tensors. On the CPU there is no graph: the step runs on these tensors."""
 
     def __init__(self, step: Step[State], state: list[Tensor], form: TreeSpec, given: Given, pool: Any) -> None:
         self._step, self._form = step, form
@@ -68,23 +68,23 @@ class _Recording(Generic[State]):
         self._source = given
         self._state: State = tree_unflatten(self._own, form)
         self._replay: Callable[[], None] = self._once if pool is None else self._capture(pool)
-        for own, tensor in zip(self._own, state, strict=True):  # the warm-up went on from it
+        for own, tensor in zip(self._own, state, strict=True):  # the warm-up changed them
             own.copy_(tensor)
 
     def replay(self, state: list[Tensor], given: Given) -> State:
-        """The step from this state."""
+        """Take the step from this state."""
         for own, tensor in zip(self._own, state, strict=True):
             if tensor is not own:
                 own.copy_(tensor)
         for i, (own, tensor) in enumerate(zip(self._given, given, strict=True)):
-            if tensor is not self._source[i]:  # most stay the same from one step to the next
+            if tensor is not self._source[i]:  # most are the same from one step to the next
                 own.copy_(tensor)
         self._source = given
         self._replay()
         return self._state
 
     def _once(self) -> None:
-        """The step in place. A tensor may move to another's place, so all are safe before the first is overwritten."""
+        """Take the step in place. Tensors may swap places, so all are saved before the first is overwritten."""
         found, _ = tree_flatten(self._step(self._state, self._given))
         places = {own.untyped_storage().data_ptr() for own in self._own}
         moved = [(own, tensor) for own, tensor in zip(self._own, found, strict=True) if tensor is not own]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from generalist.core.errors import GeneralistError
 
-# cuDNN and vectorised kernels want aligned pointers: an unaligned train-mode BatchNorm dies with
+# cuDNN and vectorised kernels need aligned pointers: an unaligned train-mode BatchNorm fails with
 # "misaligned address".
 _ALIGNMENT_BYTES = 128
 
@@ -22,12 +22,12 @@ COUNTER = "num_batches_tracked"
 
 ORDINARY = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool}
 ORDINARY |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-"""The types that weights may have; PyTorch cannot compute with the others."""
+"""The types that weights may have, as PyTorch cannot compute with the others."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lies in the vector."""
+    """The place of one tensor in the vector."""
 
     name: str
     offset: int
@@ -35,7 +35,7 @@ class Slot:
     channels_last: bool
 
     def view(self, vector: Tensor) -> Tensor:
-        """This tensor as a view of any vector of the same layout."""
+        """This tensor as a view of any vector with the same layout."""
         segment = vector[self.offset : self.offset + self.shape.numel()]
         if not self.channels_last:
             return segment.view(self.shape)
@@ -47,12 +47,12 @@ class Flat:
     """One module, stored flat: `vector` = parameters, then float buffers; `counters` = BatchNorm's step counts.
 
     Other buffers (index tables, masks) are constants of the architecture and are left out: weights for other constants
-    are those of another network.
+    belong to another network.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())  # a tied parameter is named once
+        parameters: list[tuple[str, Tensor]] = list(module.named_parameters())  # a tied parameter appears once
         buffers = [(name, b) for name, b in module.named_buffers() if b.is_floating_point()]
         counters = [(name, b) for name, b in module.named_buffers() if name.rpartition(".")[2] == COUNTER]
         if not parameters:
@@ -93,11 +93,11 @@ class Flat:
     def state_dict(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
         """The module's state dict (contiguous copies on the CPU), with the values of another vector if one is given."""
         counters = self.counters if counters is None else counters
-        counters = counters.cpu()  # all at once: copying each by itself would wait for the device every time
+        counters = counters.cpu()  # all at once, as copying each by itself would wait for the device every time
         return {name: t.cpu().contiguous().clone() for name, t in self.views(vector, counters).items()}
 
     def views(self, vector: Tensor | None = None, counters: Tensor | None = None) -> dict[str, Tensor]:
-        """The same as views of the vector, on its device, which change with it."""
+        """Like `state_dict`, but as views of the vector on its device, which change with it."""
         vector = self.vector if vector is None else vector
         counters = self.counters if counters is None else counters
         views = {slot.name: slot.view(vector) for slot in self.slots}
@@ -146,7 +146,7 @@ class Flat:
 
     @torch.no_grad()
     def become(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a whole state dict, constants included."""
+        """Take over a whole state dict, including the constants."""
         for name, constant in constants_of(self.module).items():
             if name in state and state[name].shape == constant.shape and state[name].dtype in ORDINARY:
                 constant.copy_(state[name])
@@ -154,7 +154,7 @@ class Flat:
 
 
 def constants_of(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers that training leaves alone: neither floats nor BatchNorm's counts."""
+    """Buffers that training does not change: neither floats nor BatchNorm's counts."""
     named = module.named_buffers()
     return {name: b for name, b in named if not b.is_floating_point() and name.rpartition(".")[2] != COUNTER}
 
@@ -172,7 +172,7 @@ def _lay_out(tensors: list[tuple[str, Tensor]], start: int = 0) -> tuple[list[Sl
 
 
 def _stored_names(module: nn.Module) -> dict[str, str]:
-    """Every name of every tensor, and the one name under which it is stored: a tied tensor has several."""
+    """Every name of every tensor, with the one name under which it is stored: a tied tensor has several."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}

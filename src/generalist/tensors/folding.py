@@ -1,9 +1,9 @@
-"""A network in evaluation mode with BatchNorm folded into its convolutions: what an attack needs, and no more.
+"""A network in evaluation mode with BatchNorm folded into its convolutions: exactly what an attack needs.
 
-`fold` traces a network and gives a `FoldedNetwork` of the same function: convolutions with the scale of the BatchNorm
-behind them in their weights, in the precision of the attack, without gradients for the weights. Where the weights
-change, `refresh` takes the new ones over in place, so it may be part of a captured CUDA graph. A network that cannot
-be traced or holds layers unknown here is not folded; `fold` then says why.
+`fold` traces a network and gives a `FoldedNetwork` of the same function: convolutions whose weights include the scale
+of the BatchNorm behind them, in the precision of the attack, without gradients for the weights. When the weights
+change, `refresh` copies the new ones in place, so it may be part of a captured CUDA graph. A network that cannot be
+traced, or has layers unknown here, is not folded, and `fold` says why.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HARMLESS = (
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
 )
-"""Layers without weights: they stay as they are, in evaluation mode."""
+"""Layers without weights, which are kept as they are, in evaluation mode."""
 
 
 class CannotFoldError(Exception):
-    """Why a network is not folded."""
+    """Says why a network is not folded."""
 
 
 class FoldedConv(nn.Module):
@@ -54,7 +54,7 @@ class FoldedConv(nn.Module):
         super().__init__()
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise CannotFoldError(f"a convolution pads by {conv.padding_mode!r} and {conv.padding!r}")
-        self.source, self.batchnorm = [conv], [batchnorm]  # in lists, lest they become submodules
+        self.source, self.batchnorm = [conv], [batchnorm]  # in lists, so that they do not become submodules
         self.stride, self.padding = conv.stride, conv.padding
         self.dilation, self.groups = conv.dilation, conv.groups
         weight = torch.empty_like(conv.weight, dtype=dtype, requires_grad=False)
@@ -99,7 +99,7 @@ class FoldedLinear(nn.Module):
 
 
 class FoldedNorm(nn.Module):
-    """A BatchNorm that no convolution precedes, as a scale and a shift of the channels."""
+    """A BatchNorm without a convolution before it, as a scale and a shift of the channels."""
 
     scale: Tensor
     shift: Tensor
@@ -122,7 +122,7 @@ class FoldedNorm(nn.Module):
 
 
 class FoldedConstant(nn.Module):
-    """A tensor of the network that is neither weight nor statistic, such as the mean of the pixels."""
+    """A tensor of the network that is neither a weight nor a statistic, such as the mean of the pixels."""
 
     value: Tensor
 
@@ -143,10 +143,10 @@ Folded = FoldedConv | FoldedLinear | FoldedNorm | FoldedConstant
 
 
 class FoldedNetwork:
-    """Images to logits, as the network it was made from answers in evaluation mode after the last `refresh`."""
+    """Maps images to logits like the network that it was made from, in evaluation mode as of the last `refresh`."""
 
     recorder: Recorder | None = None
-    """Where there is one, callers' loops around the network are recorded and replayed."""
+    """If there is one, callers' loops around the network are recorded and replayed."""
 
     def __init__(self, graph: fx.GraphModule, dtype: torch.dtype) -> None:
         self.graph, self.dtype = graph, dtype
@@ -154,7 +154,7 @@ class FoldedNetwork:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the network's present weights and statistics."""
+        """Copy the network's current weights and statistics."""
         for layer in self.layers:
             layer.refresh()
 
@@ -166,7 +166,7 @@ class FoldedNetwork:
     def operations(self, x: Tensor) -> float:
         """Additions and multiplications of a forward pass, in convolutions and matrix products.
 
-        Counted by hooks: a dispatch mode, as PyTorch's own counter has, keeps process groups alive that are to end.
+        Counted by hooks, because a dispatch mode, as in PyTorch's own counter, would keep process groups alive.
         """
         counts = list[int]()
 
@@ -199,7 +199,7 @@ def _running(batchnorm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> FoldedNetwork:
-    """The network in evaluation mode, folded, computing in `dtype`; `CannotFoldError` says why where it cannot be."""
+    """The network in evaluation mode, folded, computing in `dtype`; `CannotFoldError` says why it is impossible."""
     network = FoldedNetwork(trace(model, dtype), dtype)
     if compiled:
         network.graph.compile(dynamic=False)
@@ -207,17 +207,17 @@ def fold(model: nn.Module, dtype: torch.dtype, *, compiled: bool = False) -> Fol
 
 
 def check_trace(model: nn.Module, x: Tensor, *, close: float = 1e-2) -> None:
-    """Refuse to fold a network whose folded form answers these few images otherwise. A GPU's convolutions keep three
-    digits of float32, hence `close`; a trace that went another way through the network's code is further off."""
+    """Refuse to fold a network whose folded form answers these few images differently. A GPU's convolutions keep three
+    digits of float32, hence `close`; a trace that took another path through the network's code is further off."""
     with frozen(model), torch.no_grad():
-        wanted = model.forward(x)  # not through the call: where that is compiled, it would be for so few images, too
+        wanted = model.forward(x)  # not the call itself, which if compiled would be compiled for so few images, too
     check_answers(fold(model, x.dtype), wanted, x, close=close)
 
 
 @torch.no_grad()
 def check_answers(network: FoldedNetwork, wanted: Tensor, x: Tensor, *, close: float) -> None:
-    """Refuse a form that does not answer as the network does, `wanted` to within `close` as a share of the largest
-    logit: a tracer sees one way through a network's code only."""
+    """Refuse a form whose answers differ from `wanted`, the network's, by more than `close` as a share of the largest
+    logit: a tracer sees only one path through a network's code."""
     try:
         found = network(x).to(wanted.dtype)
     except RuntimeError as error:  # its layers meet an input that they were not folded for
@@ -228,7 +228,7 @@ def check_answers(network: FoldedNetwork, wanted: Tensor, x: Tensor, *, close: f
 
 
 class _Proxy(fx.Proxy):
-    """Takes `a += b` for what it is; fx takes it for `a = a + b`, and whoever else holds `a` would not see it."""
+    """Records `a += b` as such; fx records `a = a + b`, whose result other references to `a` would not see."""
 
     def _in_place(self, operation: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
@@ -247,7 +247,7 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """What a network computes from its buffers is part of the graph: as a constant it would outlive their values."""
+    """Puts computations from buffers into the graph, as constants would keep the values of the time of tracing."""
 
     proxy_buffer_attributes = True
 
@@ -261,7 +261,7 @@ def trace(model: nn.Module, dtype: torch.dtype) -> fx.GraphModule:
     try:
         return _folded(model, _traced(model), dtype)
     finally:
-        for module, attributes in own:  # a tracer leaves constants there, and a forward may leave what it was fed
+        for module, attributes in own:  # a tracer leaves constants there, and a forward may store its input
             vars(module).clear()
             vars(module).update(attributes)
 
@@ -269,7 +269,7 @@ def trace(model: nn.Module, dtype: torch.dtype) -> fx.GraphModule:
 def _traced(model: nn.Module) -> fx.GraphModule:
     _refuse_hooks(model, "")
     try:
-        with frozen(model):  # what depends on the mode is traced as evaluation has it
+        with frozen(model):  # traced as in evaluation mode
             return fx.GraphModule(model, _Tracer().trace(model))
     except Exception as error:  # a tracer runs the model's own code, which may fail in any way
         lines = str(error).strip().splitlines() or ["without a word"]
@@ -288,18 +288,18 @@ def _folded(model: nn.Module, traced: fx.GraphModule, dtype: torch.dtype) -> fx.
             layer, last = FoldedConstant(_constant(model, str(node.target)), dtype), node
         name = f"layer_{i}"
         traced.add_module(name, layer)
-        # Where the convolution was, not where its BatchNorm was: what lies between may change its input in place.
+        # In the convolution's place instead of its BatchNorm's: code in between may change its input in place.
         with traced.graph.inserting_before(node):
             new = traced.graph.call_module(name, node.args)
         last.replace_all_uses_with(new)
         for old in dict.fromkeys((last, node)):
             traced.graph.erase_node(old)
             done.add(old)
-    return fx.GraphModule(traced, traced.graph)  # with the layers that the graph names, and no others
+    return fx.GraphModule(traced, traced.graph)  # with only the layers that the graph names
 
 
 def _folded_layer(node: fx.Node, modules: dict[str, nn.Module], dtype: torch.dtype) -> tuple[nn.Module, fx.Node]:
-    """What takes a layer's place, and the last node that it stands for."""
+    """The replacement of a layer, and the last node that it stands for."""
     layer = modules[str(node.target)]
     _refuse_hooks(layer, str(node.target))
     if node.kwargs or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
@@ -317,7 +317,7 @@ def _folded_layer(node: fx.Node, modules: dict[str, nn.Module], dtype: torch.dty
 
 
 def _norm_behind(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[nn.BatchNorm2d | None, fx.Node]:
-    """The BatchNorm that alone reads a convolution's answer, with its node; without one, the convolution's own."""
+    """The BatchNorm that alone reads a convolution's answer, with its node; without one, the convolution's own node."""
     follower = _only_user(node)
     if follower is None or follower.op != "call_module" or follower.args != (node,) or follower.kwargs:
         return None, node
@@ -330,7 +330,7 @@ def _norm_behind(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[nn.Batch
 
 
 def _refuse_hooks(layer: nn.Module, name: str) -> None:
-    """A hook may change weights, inputs or answers (weight and spectral normalisation do), and would be left out."""
+    """Refuse hooks, which would be left out: they may change weights (as spectral normalisation), inputs or answers."""
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         where = f"its layer {name!r}" if name else "it"
         raise CannotFoldError(f"{where} has hooks")

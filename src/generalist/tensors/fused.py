@@ -1,16 +1,17 @@
 """A folded network as a list of fused convolutions, with a backward pass of its own.
 
-A residual network, folded, is convolutions: each adds a bias and perhaps a residual and is rectified, all in one
-kernel. Its gradient with respect to the images is convolutions again: each adds what arrives on other ways and applies
-the mask of the ReLU below it, in one kernel, too. Autograd would make each of these a pass over memory of its own.
+A folded residual network consists of convolutions: each adds a bias and perhaps a residual and is rectified, all in
+one kernel. Its gradient with respect to the images consists of convolutions again: each adds what arrives on other
+paths and applies the mask of the ReLU below it, also in one kernel. With autograd, each of these would be a separate
+pass over memory.
 
-`plan` finds that list in a folded network's graph; what comes behind the last convolution (average, linear layer) is
-left to autograd. The kernels are Triton's on a GPU in half precision, layer by layer where one fits, and plain torch
-elsewhere; both are the same function.
+`plan` finds that list in a folded network's graph; whatever follows the last convolution (average, linear layer) is
+left to autograd. The kernels are Triton's on a GPU in half precision, for every layer that one fits, and plain torch
+elsewhere; both compute the same function.
 
 Factors in float16 keep eleven bits, as many as TensorFloat-32 keeps of float32, and sums are float32 in both: so a
-network in float16 is as near to the exact answer as cuDNN's convolutions of float32 are under PyTorch's default flags,
-in half the time. What float16 lacks is range: stored values saturate, and each sample's gradient is brought into range.
+network in float16 is as close to the exact answer as cuDNN's float32 convolutions are under PyTorch's default flags, in
+half the time. What float16 lacks is range: stored values saturate, and each sample's gradient is scaled into range.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from generalist.tensors.fusion_plan import Step, plan, value_shapes
 from generalist.tensors.windows import LEAST, Windows, boxed_values, elements, fits
 
 MOST_ELEMENTS = 2**31 - 1
-"""Of one value: the kernels count them in 32 bits."""
+"""Of one value, because the kernels count elements in 32 bits."""
 
 
 class FusedNetwork(FoldedNetwork):
-    """A folded network that runs as its plan."""
+    """A folded network that runs by its plan."""
 
     def __init__(self, graph: fx.GraphModule, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> None:
         self.plan = plan(graph)
@@ -51,13 +52,13 @@ class FusedNetwork(FoldedNetwork):
 
     @property
     def whole(self) -> bool:
-        """Whether kernels of our own fit all of its convolutions."""
+        """Whether our own kernels fit all of its convolutions."""
         return all(step.layer in self.kernels for step in self.plan.steps)
 
     @property
     def row_by_row(self) -> bool:
-        """Whether an image's answer and gradient are the same, bit by bit, however many images are asked at once. Our
-        kernels sum in an order of their own that no number of rows changes; libraries choose theirs by it."""
+        """Whether an image's answer and gradient are bit for bit the same, however many images are in the batch. Our
+        kernels sum in an order that does not depend on the number of rows; libraries choose theirs by it."""
         return self.whole and self.head is not None
 
     def refresh(self) -> None:
@@ -75,7 +76,7 @@ class FusedNetwork(FoldedNetwork):
         return logits
 
     def windows(self, x: Tensor, side: int) -> Windows | None:
-        """Its answers to images that differ from others in windows of that side, where that is faster than to ask about
+        """Its answers to images that differ from others only in windows of that side, if that is faster than computing
         whole images; `x` has the images' shape. Answers are the same bit by bit, as no sum's order changes."""
         if not self.row_by_row or tuple(x.shape[1:]) != self.shapes[0] or len(x) > self.most_images:
             return None
@@ -88,14 +89,14 @@ class FusedNetwork(FoldedNetwork):
         return self._windows[place]
 
     def values(self, x: Tensor) -> list[Tensor]:
-        """The images and what every step makes of them."""
+        """The images and the results of all steps."""
         values = [_nhwc(x)]
         for step in self.plan.steps:
             values.append(self.step(step, values))
         return values
 
     def step(self, step: Step, values: Sequence[Tensor]) -> Tensor:
-        """What one step makes of the values before it."""
+        """The result of one step, given the values before it."""
         x = values[step.x]
         residual = None if step.residual is None else values[step.residual]
         side = None if step.side is None else (values[step.side[0]], step.side[1])
@@ -170,7 +171,7 @@ class FusedNetwork(FoldedNetwork):
 
 
 class _Convolutions(torch.autograd.Function):
-    """Images to the plan's last value, or where there is a kernel for the head to the logits."""
+    """From images to the plan's last value, or to the logits if there is a kernel for the head."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, network: FusedNetwork) -> Tensor:
@@ -178,7 +179,7 @@ class _Convolutions(torch.autograd.Function):
         ctx.network = network
         ctx.save_for_backward(*values)
         if network.head is None:
-            return values[-1].clone()  # the tail may change it in place, and the backward pass needs it as it was
+            return values[-1].clone()  # the tail may change it in place, but the backward pass needs it unchanged
         out: Tensor = network.head.forward(values[-1])
         return out
 
@@ -193,14 +194,14 @@ class _Convolutions(torch.autograd.Function):
 
 
 def _in_range(g: Tensor) -> tuple[Tensor, Tensor]:
-    """Each sample's gradient over the power of two above its largest entry, and that power: the gradient of a loss that
-    is nearly 0 would vanish in float16. Exact, as the pass behind it is linear in what it starts from."""
+    """Each sample's gradient divided by the power of two above its largest entry, and that power: in float16, the
+    gradient of a loss of nearly 0 would vanish. This is exact, as the backward pass that follows is linear."""
     exponent = torch.frexp(g.abs().flatten(1).amax(1)).exponent.clamp(-100, 100)
     return torch.ldexp(g, -exponent.reshape(-1, *[1] * (g.dim() - 1))), exponent
 
 
 def _nhwc(value: Tensor) -> Tensor:
-    """As the kernels read memory: callers and torch's own operations may lay it out in another way."""
+    """The memory layout of the kernels: callers and torch's own operations may use another one."""
     return value.contiguous(memory_format=torch.channels_last)
 
 
@@ -230,19 +231,19 @@ def _plain_input_gradient(layer: FoldedConv, g: Tensor, x: Tensor) -> Tensor:
 
 
 def fuse(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], triton: bool) -> FusedNetwork:
-    """The network for images of `shape` in evaluation mode, folded and fused; `CannotFoldError` says why where not."""
+    """The network for images of `shape` in evaluation mode, folded and fused; `CannotFoldError` says why not."""
     return FusedNetwork(trace(model, dtype), dtype, shape=shape, triton=triton)
 
 
 def fastest(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int], compiled: bool = False) -> FoldedNetwork:
-    """The network in evaluation mode in the fastest form that there is for it here: fused where kernels of our own fit
-    all of its convolutions, else folded. `CannotFoldError` says why where it is neither."""
+    """The network in evaluation mode in its fastest form here: fused if our own kernels fit all of its convolutions,
+    else folded. `CannotFoldError` says why it can be neither."""
     fused = wholly_fused(model, dtype, shape=shape) if dtype == torch.bfloat16 else None
     return fold(model, dtype, compiled=compiled) if fused is None else fused
 
 
 def wholly_fused(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int]) -> FusedNetwork | None:
-    """The network in half precision where kernels of our own fit all of its convolutions."""
+    """The network in half precision if our own kernels fit all of its convolutions, else None."""
     first = next(model.parameters(), None)
     if first is None or not (first.is_cuda and importlib.util.find_spec("triton")):
         return None
@@ -254,9 +255,9 @@ def wholly_fused(model: nn.Module, dtype: torch.dtype, *, shape: Sequence[int]) 
 
 
 def like_tensor_float(model: nn.Module, *, shape: Sequence[int]) -> FusedNetwork | None:
-    """A float32 network in float16, of the precision that cuDNN's convolutions have under PyTorch's default flags.
+    """A float32 network in float16, with the precision of cuDNN's convolutions under PyTorch's default flags.
 
-    None where the flags ask for more, and where the kernels do not reach from the images to the logits.
+    None if the flags demand more, or if the kernels do not cover the network from the images to the logits.
     """
     if not tensor_float():
         return None
@@ -265,5 +266,5 @@ def like_tensor_float(model: nn.Module, *, shape: Sequence[int]) -> FusedNetwork
 
 
 def tensor_float() -> bool:
-    """Whether PyTorch's flags let convolutions of float32 multiply in TensorFloat-32."""
+    """Whether PyTorch's flags allow float32 convolutions to multiply in TensorFloat-32."""
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The layers of a fused network that have Triton kernels, and their weights as these want them."""
+"""The layers of a fused network that have Triton kernels, with their weights in the form that the kernels need."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class TritonConv:
 
 
 class TritonHead:
-    """The average over the image and the linear layer behind the last, rectified, features."""
+    """The average over the image and the linear layer after the last, rectified features."""
 
     def __init__(self, linear: FoldedLinear) -> None:
         self.linear = linear
-        # In float32 whatever the network's type: PyTorch's flags spare matrix products, and here it costs nothing.
+        # In float32 whatever the network's type: PyTorch's flags exempt matrix products, and here it costs nothing.
         self.weight = torch.empty_like(linear.weight, dtype=torch.float32)
         self.bias = torch.empty_like(linear.bias, dtype=torch.float32)
 
@@ -100,7 +100,7 @@ class TritonHead:
 
 
 def find_head(plan: Plan) -> TritonHead | None:
-    """The head's kernels where the network ends in mean, linear layer, logits; None where it does otherwise."""
+    """The head's kernels if the network ends in mean, linear layer, logits; else None."""
     layer = mean_and_linear(plan)
     if layer is None or not plan.steps[-1].relu:
         return None
@@ -112,8 +112,8 @@ def fitting(plan: Plan) -> Iterator[FoldedConv]:
     """The layers that the kernels can run."""
     steps = plan.steps
     fits = {i for i, step in enumerate(steps) if _runs(step) and _has_norm(step.layer)}
-    # A side is part of its step's kernel and, backwards, of that of the first step which reads the same value: all of
-    # them have kernels, or none has.
+    # A side is part of its step's kernel and, backwards, of the kernel of the first step that reads the same value: all
+    # of them have kernels, or none has.
     together = [(i, plan.first_reader[step.side[0]], step.side[1]) for i, step in enumerate(steps) if step.side]
     while misfits := {
         i for a, b, side in together for i in (a, b) if i in fits and not (_takes(steps[b], side) and {a, b} <= fits)
@@ -132,7 +132,7 @@ def _takes(step: Step, side: FoldedConv) -> bool:
 
 
 def _runs(step: Step) -> bool:
-    """Whether there is a kernel for it."""
+    """Whether there is a kernel for the step."""
     layer = step.layer
     out, channels = layer.weight.shape[:2]
     if layer.weight.shape[2:] != (3, 3) or layer.padding != (1, 1) or layer.dilation != (1, 1) or layer.groups != 1:
@@ -140,17 +140,17 @@ def _runs(step: Step) -> bool:
     if channels < triton_conv.IMAGE_CHANNELS:
         alone = step.x == 0 and step.residual is None and step.side is None and layer.stride == (1, 1)
         return alone and out in (64, 128) and channels * 9 <= 64
-    typed = step.x > 0  # the images are of their caller's type; what the steps make is of the network's
+    typed = step.x > 0  # the images have their caller's type; the results of steps have the network's
     return typed and _is_matrix(layer) and layer.stride in ((1, 1), (2, 2))
 
 
 def _is_matrix(layer: FoldedConv) -> bool:
-    """Whether its channels come in whole tiles, both ways."""
+    """Whether the channels of its input and output come in whole tiles."""
     return all(count % triton_conv.BLOCK_K == 0 and count % min(count, 128) == 0 for count in layer.weight.shape[:2])
 
 
 def _has_norm(layer: FoldedConv) -> bool:
-    """Whether it is what the folding kernel takes: no bias of its own, a BatchNorm with weights, whole memory."""
+    """Whether the folding kernel accepts it: no bias of its own, a BatchNorm with weights, contiguous memory."""
     conv, batchnorm = layer.source[0], layer.batchnorm[0]
     whole = isinstance(batchnorm, nn.BatchNorm2d) and batchnorm.weight is not None and batchnorm.bias is not None
     orders = (torch.contiguous_format, torch.channels_last)

@@ -1,4 +1,4 @@
-"""The list of fused convolutions that a folded network is, found in its graph."""
+"""A folded network as a list of fused convolutions, found in its graph."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Step:
     x: int
     residual: int | None = None
     side: tuple[int, FoldedConv] | None = None
-    """A value and the strided 1x1 convolution through which it is added."""
+    """A value, and the strided 1x1 convolution through which it is added."""
     relu: bool = False
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The values it reads."""
+        """The numbers of the values that it reads."""
         added = () if self.residual is None else (self.residual,)
         return (self.x, *added, *((self.side[0],) if self.side else ()))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The convolutions, and the network behind them."""
+    """The convolutions, and the rest of the network after them."""
 
     steps: tuple[Step, ...]
     tail: fx.GraphModule
 
     @property
     def first_reader(self) -> dict[int, int]:
-        """By value, the first step that reads it: in the backward pass the last to add to its gradient."""
+        """By value, the first step that reads it, which in the backward pass is the last to add to its gradient."""
         return {value: i for i in reversed(range(len(self.steps))) for value in self.steps[i].reads}
 
 
@@ -60,7 +60,7 @@ class _Planner:
         self.waiting: dict[fx.Node, Step] = {}
 
     def take(self, node: fx.Node) -> bool:
-        """Whether the node is part of the plan; the first that is not begins the tail."""
+        """Whether the node is part of the plan; the first one that is not starts the tail."""
         if node.op == "placeholder" and not self.values:
             self.values[node] = 0
             return True
@@ -81,7 +81,7 @@ class _Planner:
         return True
 
     def value(self, node: fx.Node) -> int:
-        """The number of a node's value, which is made now where it was waiting."""
+        """The number of a node's value; if the node was waiting, its step is added now."""
         if node not in self.values:
             self.steps.append(self.waiting.pop(node))
             self.values[node] = len(self.steps)
@@ -117,7 +117,7 @@ class _Planner:
         return True
 
     def _overwrites(self, node: fx.Node) -> bool:
-        """Whether it is an addition in place to a value that is read again later."""
+        """Whether it is an in-place addition to a value that is read again later."""
         target = node.all_input_nodes[0]
         number = self.values.get(target)
         same = [target] if number is None else [other for other, value in self.values.items() if value == number]
@@ -138,7 +138,7 @@ def _is_side(step: Step) -> bool:
 
 
 def plan(graph: fx.GraphModule) -> Plan:
-    """The fused convolutions of a folded network; `CannotFoldError` where it does not begin with such a list."""
+    """The fused convolutions of a folded network; `CannotFoldError` if it does not start with such a list."""
     planner = _Planner(graph)
     nodes = list(graph.graph.nodes)
     begin = next((i for i, node in enumerate(nodes) if not planner.take(node)), len(nodes))
@@ -169,7 +169,7 @@ def _tail(graph: fx.GraphModule, nodes: Sequence[fx.Node], features: fx.Node) ->
 
 
 def mean_and_linear(plan: Plan) -> FoldedLinear | None:
-    """The linear layer of a network that ends in the mean over the image, that layer, and nothing else."""
+    """The linear layer of a network that ends in exactly the mean over the image and that layer."""
     nodes = list(plan.tail.graph.nodes)
     if len(nodes) != 4:
         return None
@@ -184,7 +184,7 @@ Shape = tuple[int, int, int]
 
 
 def value_shapes(steps: Sequence[Step], shape: Sequence[int]) -> list[Shape]:
-    """The shape of every value for images of `shape`; `CannotFoldError` where an addition would broadcast."""
+    """The shape of every value for images of `shape`; `CannotFoldError` if an addition would broadcast."""
     shapes: list[Shape] = [(int(shape[0]), int(shape[1]), int(shape[2]))]
     for step in steps:
         made = _after(step.layer, shapes[step.x])

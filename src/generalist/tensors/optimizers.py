@@ -27,7 +27,7 @@ class OptimizerOptions(Options):
 
     lr: Annotated[Positive | Literal["lead"], BeforeValidator(parse_number)] = LEAD
     """Initial learning rate, or `lead`: that of the lead learner (`mixing.lead`). Papers: 0.1 for the natural
-    learner; the published code overwrites that with the adversarial learner's; ours: equal."""
+    learner, which the published code overwrites with the adversarial learner's; ours: equal."""
 
     momentum: Decay = 0.9
     """SGD's momentum."""
@@ -67,7 +67,7 @@ class Optimizer(ABC):
         """Update `weights` in place. `gradient` may be overwritten."""
 
     def compile(self) -> None:  # noqa: B027 - most need nothing
-        """Make the step one pass over memory where that pays."""
+        """Turn the step into a single pass over memory, if that pays off."""
 
     def reset(self) -> None:
         for tensor in self.state.values():

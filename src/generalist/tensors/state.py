@@ -1,4 +1,4 @@
-"""Named tensors that a checkpoint keeps, and how they come back."""
+"""Named tensors that a checkpoint stores, and how they are restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from generalist.core.errors import RunError
 
 @torch.no_grad()
 def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    """Copy saved tensors into live ones of the same names and shapes; nothing is copied where one does not fit."""
+    """Copy saved tensors into live ones with the same names and shapes; if any does not fit, nothing is copied."""
     if live.keys() != saved.keys():
         name = sorted(live.keys() ^ saved.keys())[0]
         raise RunError(f"the checkpoint does not fit the recipe: {name!r} is in only one of them")
@@ -25,5 +25,5 @@ def restore(live: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin so, by the rest of their names."""
+    """The tensors whose names begin with the prefix, named without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""BatchNorm over a batch that is divided between ranks: normalised by the statistics of the whole.
+"""BatchNorm over a batch that is divided between ranks, normalised by the statistics of the whole batch.
 
-PyTorch's own SyncBatchNorm runs on GPUs alone, is a class of its own, and weights ranks with fewer samples like the
-others; this one keeps the layers as they are (only `forward` is replaced) and is exact for uneven parts.
+PyTorch's own SyncBatchNorm runs only on GPUs, is a class of its own, and gives ranks with fewer samples the same weight
+as others; this one keeps the layers as they are (only `forward` is replaced) and is exact for uneven parts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from generalist.core.errors import GeneralistError
 
 
 class Synchroniser:
-    """Sums over the ranks that share a batch. BatchNorm layers ask it while it is `active`, and all share one."""
+    """Sums over the ranks that share a batch. All BatchNorm layers share one, and use it while it is `active`."""
 
     def __init__(self, total: Callable[[Tensor], None]) -> None:
         self.total = total
         """Replaces a tensor by its sum over the ranks."""
         self.active = False
         self.share = 1.0
-        """This rank's part of the batch: the weight of its mean loss in that of the whole batch."""
+        """This rank's share of the batch: the weight of its mean loss in that of the whole batch."""
 
     @contextmanager
     def over(self, share: float) -> Iterator[None]:
-        """BatchNorm in training mode sees the whole batch meanwhile."""
+        """Within this context, BatchNorm in training mode sees the whole batch."""
         self.active, self.share = True, share
         try:
             yield
@@ -51,7 +51,7 @@ def synchronise(model: nn.Module, ranks: Synchroniser) -> None:
                     "batch; set train.parallel.sync_batchnorm to false, or train.parallel.layout to learners"
                 )
             layer.ranks = ranks  # type: ignore[assignment]
-            layer.witness = [*model.parameters()][:1]  # type: ignore[assignment]  # a list, so that it is not its own
+            layer.witness = [*model.parameters()][:1]  # type: ignore[assignment]  # a list, or it would be its own
             layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]
 
 
@@ -64,16 +64,16 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def _normalised(layer: Any, x: Tensor) -> Tensor:
-    """In at least single precision. Sums and squares travel in one message, taken about the running mean, which all
-    ranks share: about zero, the mean of the squares and the square of the mean could cancel."""
+    """Computed in at least single precision. Sums and squares travel in one message, taken about the running mean,
+    which all ranks share: about zero, the mean of the squares and the square of the mean could cancel."""
     axes = [0, *range(2, x.dim())]
     along = [1, -1, *[1] * (x.dim() - 2)]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     pivot = wide.new_zeros(x.shape[1]) if layer.running_mean is None else layer.running_mean.clone()
     shifted = wide - pivot.view(along)
     own = wide.new_full((1,), x.numel() / x.shape[1])
-    # The loss of training is a mean, to which each rank contributes by its share; that of an attack, which holds the
-    # weights constant, is a sum.
+    # In training, the loss is a mean to which each rank contributes by its share; in an attack, which holds the weights
+    # constant, it is a sum.
     trains = all(parameter.requires_grad for parameter in layer.witness)
     sums = _total(torch.cat([shifted.sum(axes), shifted.square().sum(axes), own]), layer.ranks, trains)
     count = sums[-1].detach()

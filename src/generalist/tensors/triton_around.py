@@ -7,7 +7,7 @@ pixel from the box where its sample's box has it, else from the whole image. All
 kernel anew.
 """
 
-# ruff: noqa: N803 - what is constant when a kernel is compiled is written in capitals
+# ruff: noqa: N803 - constants at a kernel's compilation are written in capitals
 from __future__ import annotations
 
 from typing import Any

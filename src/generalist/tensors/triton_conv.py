@@ -1,7 +1,7 @@
 """Convolutions of a folded network as Triton kernels, with everything around them in the epilogue.
 
-cuDNN's convolutions leave bias, residual, ReLU and its mask to passes of their own over memory. On an H200, at the
-sizes of a ResNet-18 and batch 128, these kernels are as fast as cuDNN's bare convolutions and do the rest on the way
+cuDNN's convolutions leave bias, residual, ReLU and its mask to separate passes over memory. On an H200, at the sizes of
+a ResNet-18 and batch 128, these kernels are as fast as cuDNN's bare convolutions and do the rest along the way
 (docs/performance.md). Images and activations are NHWC in memory, weights are matrices [taps * channels in, channels
 out]; products are summed in float32.
 """
@@ -25,15 +25,15 @@ from generalist.tensors.triton_kernels import (
 )
 
 BLOCK_K = 64
-"""Channels of one tap that a step of the sum takes: what a kernel here needs every channel count to be a multiple of,
-except for the images' own channels."""
+"""Channels of one tap in a step of the sum. Every channel count must be a multiple of it for a kernel here, except
+for the images' own channels."""
 
 IMAGE_CHANNELS = 16
-"""Columns of the matrix product that makes the images' gradient: tensor cores take no fewer."""
+"""Columns of the matrix product for the images' gradient: tensor cores take no fewer."""
 
 
 def _tiles(rows: int, n: int) -> dict[str, int]:
-    """Tile sizes, measured on an H200: 128 rows where that still gives every multiprocessor some work, else 64."""
+    """Tile sizes, measured on an H200: 128 rows if that still gives every multiprocessor some work, else 64."""
     bn = min(n, 128)
     if -(-rows // 128) * (n // bn) >= 256:
         return {"BM": 128, "BN": bn, "BK": BLOCK_K, "num_warps": 4, "num_stages": 3}
@@ -58,7 +58,7 @@ def conv3x3(
 ) -> Tensor:
     """The convolution of `x` plus bias, residual and 1x1 side convolution; rectified; zero where `mask` is not above 0.
 
-    `weight` is [9 * channels in, channels out]. With the taps reversed it is the input gradient of stride 1.
+    `weight` is [9 * channels in, channels out]. With reversed taps, this is the input gradient of stride 1.
     """
     batch, c, in_height, in_width = x.shape
     height, width, n = -(-in_height // stride), -(-in_width // stride), weight.shape[1]
@@ -106,8 +106,8 @@ def strided_input_gradient(
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The input gradient of a 3x3 convolution of stride 2, and of a 1x1 one beside it; `weight` has its own taps, the
-    input the given height and width."""
+    """The input gradient of a 3x3 convolution of stride 2, and of a 1x1 one beside it; `weight` has the forward order
+    of taps, and the input has the given height and width."""
     batch, c, height, width = g.shape
     n = weight.shape[1]
     out = _nhwc(g, n, *size, g.dtype)
@@ -139,7 +139,7 @@ def strided_input_gradient(
 
 
 def image_conv(x: Tensor, weight: Tensor, bias: Tensor, *, relu: bool) -> Tensor:
-    """The first convolution: 3x3 of images of any float type; the answer has the weights' type."""
+    """The first convolution: 3x3 on images of any float type; the answer has the weights' type."""
     batch, c, height, width = x.shape
     n = weight.shape[1]
     out = _nhwc(x, n, height, width, weight.dtype)
@@ -197,7 +197,7 @@ def fold(
     bias: Tensor,
     reverse: bool,
 ) -> None:
-    """Fill the matrices and the bias of a convolution and of the BatchNorm (gain, shift, mean, variance, eps) on it.
+    """Fill the matrices and the bias of a convolution and the BatchNorm (gain, shift, mean, variance, eps) after it.
 
     `weight` is [out, in, height, width], in NCHW or NHWC order in memory.
     """
@@ -229,7 +229,7 @@ def fold(
 
 
 def head(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Logits in float32: the linear layer of the features' mean over the image."""
+    """Logits in float32: the linear layer applied to the features' mean over the image."""
     batch, c, height, width = features.shape
     k = len(weight)
     out = torch.empty(batch, k, device=features.device, dtype=torch.float32)
@@ -240,7 +240,7 @@ def head(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def head_gradient(g: Tensor, weight: Tensor, features: Tensor) -> Tensor:
-    """The features' gradient, zero where they are not above 0."""
+    """The gradient of the features, zero where they are not above 0."""
     batch, c, height, width = features.shape
     out = _nhwc(features, c, height, width, features.dtype)
     k, bc = len(weight), min(c, 128)
@@ -253,11 +253,11 @@ def head_gradient(g: Tensor, weight: Tensor, features: Tensor) -> Tensor:
 
 
 def _early(x: Tensor) -> dict[str, bool]:
-    """From Hopper on a kernel may be launched while the one before it finishes: it waits inside, before it reads."""
+    """From Hopper on, a kernel may be launched while the previous one finishes: it waits inside, before it reads."""
     early = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Any:
-    """A kernel takes a pointer for everything, also for what it does not read."""
+    """A kernel needs a pointer for every argument, even for those that it does not read."""
     return stand_in if tensor is None else tensor

@@ -1,6 +1,6 @@
-"""The Triton kernels of a folded network's convolutions; `triton_conv` says what each computes and launches them."""
+"""The Triton kernels for a folded network's convolutions; `triton_conv` says what each computes and launches them."""
 
-# ruff: noqa: N803 - what is constant when a kernel is compiled is written in capitals
+# ruff: noqa: N803 - constants at a kernel's compilation are written in capitals
 from __future__ import annotations
 
 import triton
@@ -9,8 +9,8 @@ import triton.language as tl
 
 @triton.jit
 def narrowed(acc, out):  # type: ignore[no-untyped-def]
-    """The sums in the type of `out`. Float16 ends at 65504: beyond, what is stored is that and not infinity, with which
-    the next sum would be nan."""
+    """The sums in the type of `out`. Float16 ends at 65504: anything beyond is stored as that instead of infinity,
+    which would make the next sum nan."""
     kind: tl.constexpr = out.dtype.element_ty
     if kind == tl.float16:
         acc = tl.minimum(tl.maximum(acc, -65504.0), 65504.0)
@@ -49,13 +49,13 @@ def conv_kernel(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
 ):
     """3x3 with padding 1; HEIGHT and WIDTH are those of the output, IN_ those of `x`. The side input is a 1x1
-    convolution of stride 2 of a value of its own size."""
+    convolution of stride 2 of a value with its own size."""
     pid = tl.program_id(0)
     column_blocks: tl.constexpr = N // BN
     rm = (pid // column_blocks) * BM + tl.arange(0, BM)
     rn = (pid % column_blocks) * BN + tl.arange(0, BN)
     rk = tl.arange(0, BK)
-    inside = (rm < rows) | EVEN  # a constant where every tile is whole, and then no mask is made of it
+    inside = (rm < rows) | EVEN  # constant if all tiles are whole, and then there is no mask
     image = rm // (HEIGHT * WIDTH)
     row = (rm % (HEIGHT * WIDTH)) // WIDTH
     column = rm % WIDTH
@@ -122,10 +122,9 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Of a 3x3 convolution of stride 2: pixels of the input, by the parity of their row and column, meet 1, 2, 2 or 4
-    taps; a program works on one parity. HEIGHT and WIDTH are those of `g`, OUT_ those of the input, of which an odd
-    number has one even row more than odd ones. A 1x1 convolution of stride 2 beside it reaches the even pixels
-    alone."""
+    """For a 3x3 convolution of stride 2: depending on the parity of its row and column, a pixel of the input meets 1,
+    2, 2 or 4 taps; a program works on one parity. HEIGHT and WIDTH are those of `g`, OUT_ those of the input; an odd
+    size means one more even row than odd ones. A 1x1 convolution of stride 2 beside it reaches only the even pixels."""
     pid = tl.program_id(0)
     odd_row = tl.program_id(1) // 2
     odd_column = tl.program_id(1) % 2
@@ -133,7 +132,7 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     rm = (pid // column_blocks) * BM + tl.arange(0, BM)
     rn = (pid % column_blocks) * BN + tl.arange(0, BN)
     rk = tl.arange(0, BK)
-    inside = (rm < rows) | EVEN  # a constant where every tile is whole, and then no mask is made of it
+    inside = (rm < rows) | EVEN  # constant if all tiles are whole, and then there is no mask
     image = rm // (HEIGHT * WIDTH)
     row = (rm % (HEIGHT * WIDTH)) // WIDTH
     column = rm % WIDTH
@@ -145,8 +144,8 @@ def strided_input_gradient_kernel(  # type: ignore[no-untyped-def]
     for k in range(taps * blocks):
         tap = k // blocks
         kc = (k % blocks) * BK + rk
-        # An even row is met by the middle tap alone; an odd one by the last tap of the output row above its own
-        # centre and by the first tap of the one below.
+        # An even row meets only the middle tap; an odd one meets the last tap of the output row centred above it and
+        # the first tap of the one below.
         below = (tap // (1 + odd_column)) * odd_row
         right = (tap % (1 + odd_column)) * odd_column
         tap_row = 1 + odd_row * (1 - 2 * below)
@@ -194,7 +193,7 @@ def image_conv_kernel(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """The first 3x3 convolution: all taps of the few channels of an image are one step of the sum."""
+    """The first 3x3 convolution: all taps of an image's few channels are one step of the sum."""
     rm = tl.program_id(0) * BM + tl.arange(0, BM)
     rn = tl.arange(0, N)
     rk = tl.arange(0, BK)
@@ -290,7 +289,7 @@ def fold_kernel(  # type: ignore[no-untyped-def]
     """Convolution weights times BatchNorm's scale, as the matrices of the forward pass and of the input gradient.
 
     `weight` is [n, c, taps] with strides of its own; `forward` is [taps * c, n], `backward` [taps * n, columns] with
-    the images' channels padded by zeros, and its taps in reverse where asked for.
+    the images' channels padded with zeros, and its taps reversed if requested.
     """
     tap = tl.program_id(0)
     rc = tl.program_id(1) * BC + tl.arange(0, BC)

@@ -1,6 +1,6 @@
-"""Where a weighted sum of capped amounts reaches its goal: the heart of FAB's projections, as one Triton kernel."""
+"""Where a weighted sum of capped amounts reaches its goal: the core of FAB's projections, as one Triton kernel."""
 
-# ruff: noqa: N803 - what is constant when a kernel is compiled is written in capitals
+# ruff: noqa: N803 - constants at a kernel's compilation are written in capitals
 from __future__ import annotations
 
 import math
@@ -15,8 +15,8 @@ TINY = tl.constexpr(torch.finfo(torch.float64).tiny)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def level_kernel(weights, caps, gap, out, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A row is one program. The sum is concave in t, so from t = 0 each of Newton's steps leads to a t that is larger
-    and not too large, and when no further cap has been passed it is the solution: a handful of steps."""
+    """Each program handles one row. The sum is concave in t, so from t = 0 each of Newton's steps increases t without
+    overshooting, and once no further cap has been passed, it is the solution: a handful of steps."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     weight = tl.load(weights + (row % rows) * columns + i, mask=i < columns, other=0.0)
@@ -38,7 +38,7 @@ def level_kernel(weights, caps, gap, out, rows, columns, BLOCK: tl.constexpr):  
 
 
 def level(weights: Tensor, caps: Tensor, gap: Tensor) -> Tensor:
-    """The t [..., B, 1], float64, with sum_i weights_i min(caps_i, t) = gap, or the largest cap where no t is enough.
+    """The t [..., B, 1], float64, with sum_i weights_i min(caps_i, t) = gap, or the largest cap if no t is enough.
 
     `weights` [B, d] and `caps` [..., B, d] are float32 and not negative, `gap` [..., B, 1] is float64."""
     rows, columns = weights.shape

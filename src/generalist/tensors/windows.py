@@ -1,11 +1,11 @@
-"""Answers to images that differ from known ones in a small window: the early layers are computed around it alone.
+"""Answers to images that differ from known ones only in a small window: the early layers are computed only around it.
 
-A convolution's answer changes only where it reads what changed. So a search that repaints windows keeps what the first
-steps of a fused network made of its best images, and computes of a proposal the boxes that can differ. A value's boxes
-have one size for all samples, slid to lie inside the image, and hold every pixel that can differ; they lie in memory
-behind the whole images of that value. A step reads a pixel from the box where there is one and else from the whole
-image. A rejected proposal thus costs nothing more; an accepted one's boxes are copied into the whole images. Boxes grow
-from layer to layer: from the first one that covers most of its image on, all is computed as ever.
+A convolution's answer changes only where it reads a change. So a search that repaints windows keeps the first steps'
+results for its best images, and computes only the boxes of a proposal that can differ. The boxes of a value have one
+size for all samples, are shifted to lie inside the image, and hold every pixel that can differ; in memory they follow
+the whole images of that value. A step reads a pixel from the box if there is one, else from the whole image. A rejected
+proposal thus costs nothing more; an accepted one's boxes are copied into the whole images. Boxes grow from layer to
+layer: from the first one that covers most of its image on, everything is computed as usual.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from generalist.tensors.fused import FusedNetwork
 
 MOST = 0.6
-"""The share of an image that a box may cover: what is left to save must pay for a kernel that reads with more care."""
+"""The largest share of an image for a box: the saving must pay for a kernel that reads with more care."""
 
 LEAST = 3
-"""The fewest values with boxes that are worth it: fewer save less than a step of the network."""
+"""The fewest values with boxes that are worthwhile: fewer save less than a step of the network."""
 
 MEMORY = 1 / 32
-"""The share of a GPU's memory that boxes and what is known may take: a recorded search keeps them once for each size of
+"""The share of a GPU's memory for boxes and known images: a recorded search keeps them once for each size of
 windows."""
 
 COPIED_PIXELS = 128
@@ -43,10 +43,10 @@ Interval = tuple[int, int]
 
 
 def reached(layer: FoldedConv, axis: int, changed: Interval, length: int) -> Interval | None:
-    """The rows (axis 0) or columns (1) of a convolution's answer, of `length` in all, that read what changed."""
+    """The rows (axis 0) or columns (1) of a convolution's answer, of `length` in all, that read a change."""
     kernel, stride = layer.weight.shape[2 + axis], layer.stride[axis]
     padding, dilation = int(layer.padding[axis]), layer.dilation[axis]
-    # Row o reads from row o * stride - padding on, and so much further:
+    # Row o reads from row o * stride - padding, and `span` rows further:
     span = dilation * (kernel - 1)
     first = -((span - padding - changed[0]) // stride)  # rounded up
     last = (changed[1] + padding) // stride
@@ -55,7 +55,7 @@ def reached(layer: FoldedConv, axis: int, changed: Interval, length: int) -> Int
 
 
 def changed_rows(steps: Sequence[Step], shapes: Sequence[Shape], axis: int, window: Interval) -> list[Interval]:
-    """For every value the rows or columns that can differ where those of the window in the images do."""
+    """For every value, the rows or columns that can differ if those of the window in the images do."""
     changed: list[Interval] = [window]
     for step, shape in zip(steps, shapes[1:], strict=True):
         length = shape[1 + axis]
@@ -65,7 +65,7 @@ def changed_rows(steps: Sequence[Step], shapes: Sequence[Shape], axis: int, wind
         if step.side is not None:
             ways.append(reached(step.side[1], axis, changed[step.side[0]], length))
         met = [way for way in ways if way is not None]
-        # A stride larger than a kernel may step over all that changed; an interval is never empty all the same.
+        # A stride larger than the kernel may step over the whole change; an interval is never empty all the same.
         changed.append((min(way[0] for way in met), max(way[1] for way in met)) if met else (0, 0))
     return changed
 
@@ -75,21 +75,21 @@ class Boxes:
     """The boxes of one value."""
 
     shape: Shape
-    """Of the value."""
+    """The shape of the value."""
     height: int
     width: int
     tops: tuple[int, ...]
-    """By the top row of a window, that of its box."""
+    """For each top row of a window, that of its box."""
     lefts: tuple[int, ...]
 
     @property
     def share(self) -> float:
-        """Of the image."""
+        """The share of the image that a box covers."""
         return self.height * self.width / (self.shape[1] * self.shape[2])
 
 
 def boxes(steps: Sequence[Step], shapes: Sequence[Shape], side: int) -> list[Boxes]:
-    """For every value, the images apart, the boxes of windows of that side."""
+    """The boxes of windows of that side, for every value except the images."""
     sizes: list[list[int]] = []
     corners: list[list[tuple[int, ...]]] = []
     for axis in (0, 1):
@@ -105,7 +105,7 @@ def boxes(steps: Sequence[Step], shapes: Sequence[Shape], side: int) -> list[Box
 
 
 def boxed_values(steps: Sequence[Step], shapes: Sequence[Shape], side: int) -> list[Boxes]:
-    """The first values' boxes, as far as they are small; the last value is always whole, as the head reads it so."""
+    """The boxes of the first values, as far as they are small; the last value is always whole, as the head needs it."""
     found = boxes(steps, shapes, side)[:-1]
     end = next((i for i, one in enumerate(found) if one.share > MOST), len(found))
     return found[:end]
@@ -113,7 +113,7 @@ def boxed_values(steps: Sequence[Step], shapes: Sequence[Shape], side: int) -> l
 
 @dataclass(frozen=True)
 class View:
-    """A value as the kernels read it: whole images, and behind them in memory the boxes where it has some."""
+    """A value as the kernels read it: whole images, followed in memory by the boxes if it has any."""
 
     memory: Tensor
     channels: int
@@ -121,13 +121,13 @@ class View:
     width: int
     boxed: bool = False
     number: int = 0
-    """Of the values with boxes."""
+    """The number among the values with boxes."""
     box_height: int = 0
     box_width: int = 0
 
 
 class Windows:
-    """A network's answers around windows of one side in a batch of images of one size. It holds nothing of a batch."""
+    """A network's answers around windows of one side in a batch of images of one size. It stores nothing of a batch."""
 
     def __init__(self, network: FusedNetwork, boxes: Sequence[Boxes], *, batch: int, side: int) -> None:
         from generalist.tensors import triton_around
@@ -142,7 +142,7 @@ class Windows:
         self._parts = torch.tensor(list(self._copies()), dtype=torch.int32, device=self.device)
 
     def _copies(self) -> Iterator[tuple[int, ...]]:
-        """What each program of the copying kernel does, as it reads it."""
+        """The arguments of each program of the copying kernel, as it reads them."""
         for number, (one, start) in enumerate(zip(self._boxes, self._starts, strict=False)):
             channels, height, width = one.shape
             for group in range(channels // GROUP):
@@ -151,12 +151,12 @@ class Windows:
                     yield start // GROUP, 2 * self.batch * number, *sizes
 
     def corners(self, top: Tensor, left: Tensor) -> Tensor:
-        """From windows' top rows and left columns [Q,B], int32 [Q,V,2,B]: those of the boxes of every value."""
+        """The corners of every value's boxes, int32 [Q,V,2,B], from the windows' top rows and left columns [Q,B]."""
         found = torch.stack([self._tops[:, top], self._lefts[:, left]], 1)
         return found.permute(2, 0, 1, 3).contiguous()
 
     def fill(self, x: Tensor) -> Tensor:
-        """The memory for all boxes, with what the first steps make of these images."""
+        """The memory for all boxes, with the first steps' results for these images."""
         values = [x.contiguous(memory_format=torch.channels_last)]
         memory = torch.empty(self._starts[-1], device=x.device, dtype=self.network.dtype)
         for step, whole in zip(self.network.plan.steps, self.known(memory), strict=False):
@@ -173,7 +173,7 @@ class Windows:
         return found
 
     def logits(self, x: Tensor, corners: Tensor, memory: Tensor) -> Tensor:
-        """The network's answer to images that differ from those of the memory in the windows of `corners` [V,2,B]."""
+        """The network's answer to images that differ from the memory's only in the windows of `corners` [V,2,B]."""
         x = x.contiguous(memory_format=torch.channels_last)
         values, views = [x], [View(x, *x.shape[1:])]
         for i, step in enumerate(self.network.plan.steps):
@@ -192,7 +192,7 @@ class Windows:
         return logits
 
     def _around(self, step: Step, views: Sequence[View], corners: Tensor, out: View | None) -> Tensor:
-        """A step that reads boxes, into boxes or whole images."""
+        """A step that reads boxes, and writes boxes or whole images."""
         kernel, side = self.network.kernels[step.layer], None
         bias = kernel.bias
         if step.side is not None:
@@ -217,17 +217,17 @@ class Windows:
         return View(part, *one.shape, boxed=True, number=number, box_height=one.height, box_width=one.width)
 
     def keep(self, accepted: Tensor, corners: Tensor, memory: Tensor) -> None:
-        """Where accepted, bool [B], the images of the last `logits` are those that the memory is of."""
+        """Where accepted, bool [B], make the images of the last `logits` those of the memory."""
         self._triton.keep(memory, accepted, corners, self._parts)
 
 
 def elements(boxes: Sequence[Boxes], batch: int) -> list[int]:
-    """Of every value's memory."""
+    """The number of elements in every value's memory."""
     return [batch * one.shape[0] * (one.shape[1] * one.shape[2] + one.height * one.width) for one in boxes]
 
 
 def fits(counts: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a GPU has room for so many elements, of all values."""
+    """Whether a GPU has room for that many elements, of all values together."""
     if device.type != "cuda":
         return True
     return sum(counts) * dtype.itemsize <= MEMORY * torch.cuda.get_device_properties(device).total_memory
