@@ -1,10 +1,10 @@
-"""What `python -m generalist` and the command `generalist` run: the command line."""
+"""The entry point of `python -m generalist` and of the command `generalist`."""
 
 import signal
 
 
 def main() -> None:
-    """Ctrl-C before the command line is there ends the process at once, and without a traceback of its imports."""
+    """Run the command line. Ctrl-C before it is loaded ends the process at once, without a traceback of its imports."""
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if usual:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

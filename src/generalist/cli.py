@@ -33,8 +33,8 @@ from generalist.core.plain_yaml import load_yaml
 from generalist.data.files import data_root
 from generalist.shipped import shipped_names, shipped_text
 
-# What needs PyTorch is imported in the functions that use it, here and in the other modules of the command line: it
-# takes seconds to load, for which nobody waits who asks for help, has mistyped an option or presses TAB.
+# What needs PyTorch is imported in the functions that use it, here and in the other modules of the command line:
+# loading it takes seconds, which must not delay help, complaints about options, or completion by TAB.
 
 HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -138,7 +138,7 @@ def data_list(root: Root = None, version: Version = False) -> None:
 
     table = Table("name", "download (MB)", "fetched", "what it is")
     for entry in download.describe():
-        # Whether all of it is there, and whole, takes reading it: that is what `data check` does.
+        # Whether all of it is present and intact takes reading it, which `data check` does.
         fetched = "-" if not entry.megabytes else "yes" if (data_root(root) / entry.name).is_dir() else "no"
         table.add_row(entry.name, str(entry.megabytes or "-"), fetched, entry.summary)
     console.print(table)
@@ -222,12 +222,12 @@ def recipes_show(
 
 
 def main() -> None:
-    """The entry point: mistakes end in a line and an exit code."""
+    """The entry point: mistakes end in one line and an exit code."""
     with clear_endings():
         try:
-            code = app(standalone_mode=False)  # an exit code where a command ended early, as after --version
-        except Exception as error:  # typer's classes for this differ from version to version
-            if type(error).__name__ == "Abort":  # Ctrl-C, to older ones
+            code = app(standalone_mode=False)  # an exit code if a command ended early, as after --version
+        except Exception as error:  # typer's classes for this differ between versions
+            if type(error).__name__ == "Abort":  # Ctrl-C, in older ones
                 sys.exit(INTERRUPTED)
             if not hasattr(error, "format_message"):
                 raise
@@ -236,7 +236,7 @@ def main() -> None:
 
 
 def raise_misuse(error: Any) -> NoReturn:
-    """What typer says of an option, an argument or a command, in one line; help that is asked for in full."""
+    """Raise typer's complaint about an option, argument or command in one line; or its help, if requested, in full."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if "\n" in message:
         error.show()

@@ -129,7 +129,7 @@ def evaluate(
 
 
 def _listener(json_file: str | None) -> Console:
-    """Where people read: not standard output where that is to be JSON and nothing else."""
+    """Text for people, which does not go to standard output if that must contain only JSON."""
     if json_file is not None and (not json_file or Path(json_file).is_dir()):
         raise GeneralistError(f"--json needs the name of a file, or -, not {json_file!r}")
     return errors if json_file == "-" else console

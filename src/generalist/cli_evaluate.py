@@ -19,7 +19,7 @@ from generalist.core.errors import GeneralistError, InterruptedRunError
 from generalist.core.run import RunDirectory
 
 SLOWEST = 7 * 86_400.0
-"""Seconds that the first process to finish waits for the last: parts differ in how long attacks take on them."""
+"""Seconds that the first process waits for the others: attacks take more or less long on different parts."""
 
 Version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)]
 Names = Annotated[str | None, typer.Option(help="Attacks, by commas: natural,pgd-20,aa [default: the preset's].")]
@@ -94,7 +94,7 @@ def evaluate(
         _only_merge(corruptions=corruptions, official=official, perturbations=perturbations or None)
         _only_merge(batch_size=batch_size, resume=resume or None, seed=seed or None)
         _only_merge(shards=None if shards == "1/1" else shards, precision=None if precision == "default" else precision)
-        if ranks.tells():  # nothing is run, and one process is enough
+        if ranks.tells():  # nothing is computed, and one process is enough
             _print([merge_below(out or Path(subject))], as_json=as_json)
         return
     arguments: dict[str, Any] = {
@@ -124,7 +124,7 @@ def evaluate(
 
 
 def _only_merge(**given: object) -> None:
-    """Refuse what belongs to an evaluation that is run."""
+    """Refuse options that only make sense for an evaluation."""
     for name, value in given.items():
         if value is not None:
             option = name.replace("_", "-")
@@ -134,7 +134,7 @@ def _only_merge(**given: object) -> None:
 
 
 def _networks(subject: Path, model: str | None) -> list[str]:
-    """What is evaluated, one after the other; a name that the run does not have is told before the first."""
+    """The networks to evaluate, in order; a name that the run does not have is reported before the first starts."""
     from generalist.weights import weights_file
 
     names = list(dict.fromkeys(_listed(model) or [])) if model is not None else ["best"]
@@ -152,7 +152,7 @@ def _networks(subject: Path, model: str | None) -> list[str]:
 
 
 def _print(summaries: Iterable[dict[str, Any]], *, as_json: bool) -> None:
-    """Each as soon as it is there; JSON when all are."""
+    """Print each summary as soon as it is available; as JSON, all of them at the end."""
     from generalist.console_evaluation import show_evaluation
 
     found = []
@@ -183,7 +183,7 @@ def _run_alone(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
 
 
 def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
-    """Rank i evaluates part i of the samples; when all are done, the first joins them into one summary."""
+    """Rank i evaluates part i of the samples; when all are done, the first rank joins them into one summary."""
     from generalist.core import distributed
     from generalist.evaluation.directory import merge
     from generalist.training.environment import choose_device
@@ -197,14 +197,14 @@ def _run_ranks(subject: str, arguments: dict[str, Any], *, quiet: bool) -> dict[
     with distributed.start(choose_device(arguments["device"]), timeout=SLOWEST) as group:
         own = {"shards": f"{group.rank + 1}/{group.world}", "device": str(group.device)}
         found = _run_alone(subject, {**arguments, **own}, quiet=quiet)
-        folder = Path(found["directory"])  # its name is a fingerprint of all that was evaluated
+        folder = Path(found["directory"])  # its name is a fingerprint of everything that was evaluated
         group.check_alike({"the weights, images or attacks": folder.name})
         summary: dict[str, Any] = group.from_first(merge(folder) if group.first else None)
     return summary
 
 
 def _default_out(subject: Path) -> Path:
-    """Of a run, inside it; those of a file or an exported folder come to lie where the command runs."""
+    """Inside a run for its own networks; for a file or an exported folder, where the command runs."""
     return subject / "evaluation" if RunDirectory(subject).exists() else Path("evaluation")
 
 
@@ -220,7 +220,7 @@ def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> str | None:
 
 @contextmanager
 def _clear_stops() -> Iterator[None]:
-    """SIGINT and SIGTERM end at once: every batch that was finished is recorded already."""
+    """SIGINT and SIGTERM end the process at once, as every finished batch is recorded already."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise InterruptedRunError("stopped; every finished batch is recorded: go on with --resume", number)

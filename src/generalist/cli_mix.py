@@ -116,7 +116,7 @@ def _fraction(name: str, percent: float | None) -> float | None:
 
 
 def _refuse(owner: str, given: dict[str, bool]) -> None:
-    """An option that would do nothing is a mistake."""
+    """Refuse an option that would have no effect."""
     for name, present in given.items():
         if present:
             raise GeneralistError(f"{name} belongs to {owner}: leave it out")

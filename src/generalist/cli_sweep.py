@@ -95,7 +95,7 @@ def sweep(
     if show:
         shared = open_shared(read, place, create=False)
     else:
-        choose_device(device)  # a device that is not there, before anything is written
+        choose_device(device)  # refuse a missing device before anything is written
         limits = Limits(limit, timeout)
         shared = run_sweep(
             read,

@@ -35,7 +35,7 @@ def heads(comparison: Comparison) -> list[str]:
 
 
 def cells_of(comparison: Comparison) -> list[list[str]]:
-    """The rows of a wide table: accuracies in per cent, with the number of the footnote where one is marked."""
+    """The rows of a wide table: accuracies in percent, with the number of the footnote if a figure has one."""
     marks = comparison.marks()
     table = []
     for i, row in enumerate(comparison.rows):

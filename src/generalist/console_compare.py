@@ -1,4 +1,4 @@
-"""What `generalist compare` shows: a table as wide as the terminal allows, and its footnotes."""
+"""The output of `generalist compare`: a table as wide as the terminal allows, and its footnotes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from generalist.console import console, print_table, width_of
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """A row a run; where that is too wide and the other way is not, a column a run."""
+    """One row per run; if that is too wide and the transpose is not, one column per run."""
     table = _row_a_run(comparison)
     if width_of(table) > console.width and width_of(turned := _column_a_run(comparison)) <= console.width:
         table = turned
@@ -36,7 +36,7 @@ def _row_a_run(comparison: Comparison) -> Table:
 
 
 def _column_a_run(comparison: Comparison) -> Table:
-    """The same on its side, for a narrow terminal: names are broken at their hyphens, figures never."""
+    """The transposed table, for a narrow terminal: names are broken at their hyphens, figures never."""
     names, rows = heads(comparison), cells_of(comparison)
     room = (console.width - max(map(len, names)) - 4) // len(rows) - 3
     table = Table("")

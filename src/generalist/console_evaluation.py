@@ -1,4 +1,4 @@
-"""What `generalist evaluate` shows: progress with time left for attacks and corruptions, and tables at the end."""
+"""The output of `generalist evaluate`: progress with time left for attacks and corruptions, and tables at the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from generalist.console import console, minutes, print_table, progress_bars
 from generalist.evaluation.suite import Moment
 
 PLAIN_EVERY = 30.0
-"""Seconds between two lines about one attack where no terminal looks on."""
+"""Seconds between two lines about one attack if the output is no terminal."""
 
 
 @contextmanager
 def evaluation_listener() -> Iterator[Callable[[Moment], None]]:
-    """A bar for each attack on a terminal, else a line when an attack is done and now and then before."""
+    """A bar for each attack on a terminal, else a line when an attack is done, and now and then before that."""
     if not console.is_terminal:
         yield _plain_listener()
         return
@@ -58,13 +58,13 @@ def _plain_listener() -> Callable[[Moment], None]:
 
 
 def _place(moment: Moment) -> str:
-    """Natural images are step 0 and come before the attacks; `cw-20.cw`, as records tell it apart, is cw-20."""
+    """Natural images are step 0, before the attacks; `cw-20.cw`, the name in records, is shown as cw-20."""
     what = re.sub(r"\b(\w+-\d+)\.\w+$", r"\1", moment.what)
     return f"[{moment.step + 1}/{moment.steps + 1}] {what}"
 
 
 def across_threats(summary: Mapping[str, Any]) -> str:
-    """Both unions in a line. The papers' is of AutoAttack, and a mean of weaker attacks lies higher."""
+    """Both unions in one line. The papers' union is under AutoAttack; a mean under weaker attacks is higher."""
     mean = summary["mean_over_threats"]
     whose = "the papers' union" if mean["of"] == "aa" else "of these attacks; the papers' union is of AutoAttack"
     worst = _percent(summary["union_worst_case"])
@@ -75,7 +75,7 @@ def across_threats(summary: Mapping[str, Any]) -> str:
 
 
 def show_evaluation(summary: Mapping[str, Any]) -> None:
-    """The table of a summary, what goes across threats, warnings, and where the files lie."""
+    """Show a summary: its table, the unions, warnings, and where the files are."""
     part = f", shard {summary['shard']}" if "shard" in summary else ""
     title = f"Accuracy (%) of {summary['subject']} on {summary['samples']} images of {summary['split']}{part}"
     print_table(_table(title, summary))
@@ -91,7 +91,7 @@ def show_evaluation(summary: Mapping[str, Any]) -> None:
 
 
 def _show_shift(found: Mapping[str, Any]) -> None:
-    """Accuracy by corruption and severity, then accuracy and flip rate by sequence; what was left out."""
+    """Accuracy by corruption and severity, then accuracy and flip rate by sequence; and what was left out."""
     if "corruptions" in found:
         result = found["corruptions"]
         title = f"Accuracy (%) on corrupted images by severity ({result['source']})"

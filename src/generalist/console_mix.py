@@ -1,4 +1,4 @@
-"""What `generalist mix` shows: progress along the curve, the curve as a table, and where a mixture lies."""
+"""The output of `generalist mix`: progress along the curve, the curve as a table, and where a mixture is stored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shares(gamma: Mapping[str, float]) -> str:
 
 
 def show_curve(curve: Curve, run: Path) -> None:
-    """The table, its Pareto front marked; the suggestion with the command that makes it; notes."""
+    """The table with its Pareto front marked, the suggestion with the command that creates it, and notes."""
     kind = {"raw": "", "averaged": ", averaged learners", "parts": ", the learners' parts"}[curve.source]
     about = f"epoch {curve.epoch}{kind}, PGD-{curve.steps}"
     measured = [(point, point.validation) for point in curve.points]
@@ -67,7 +67,7 @@ def show_curve(curve: Curve, run: Path) -> None:
 
 
 def _command(curve: Curve, gamma: Mapping[str, float], run: Path) -> str:
-    # As many digits as it takes for shares that add up to 1 to do so still.
+    # With enough digits that shares which add up to 1 still do so.
     wanted = ",".join(f"{share:.10g}" for share in list(gamma.values())[:-1])
     statistics = "" if curve.statistics == "best" else f" --statistics {curve.statistics}"
     place = f"--epoch {curve.epoch} --source {curve.source}"
@@ -75,7 +75,7 @@ def _command(curve: Curve, gamma: Mapping[str, float], run: Path) -> str:
 
 
 def _table(title: str, points: Sequence[tuple[Point, Mapping[str, Measured]]]) -> Table:
-    """A row a point. One column for all shares: a terminal has no room for more."""
+    """One row per point. All shares are in one column, as a terminal has no room for more."""
     table = Table(title=escape(title), title_justify="left", min_width=len(title))
     first, columns = points[0]
     table.add_column("", no_wrap=True)
@@ -91,7 +91,7 @@ def _table(title: str, points: Sequence[tuple[Point, Mapping[str, Measured]]]) -
 
 
 def show_mixture(mixture: Mixture, path: Path) -> None:
-    """What was made, how its statistics were chosen, and where it lies."""
+    """What was created, how its statistics were chosen, and where it is."""
     if mixture.measured:
         rows = {
             f"{kind} statistics": {name: accuracy.value for name, accuracy in found.items()}

@@ -1,4 +1,4 @@
-"""What `generalist sweep` shows: the trials, the best of them or the Pareto front, and the shipped sweeps."""
+"""The output of `generalist sweep`: the trials, the best of them or the Pareto front, and the shipped sweeps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from generalist.sweep.results import directions_of, front, ranked, shown_choice
 from generalist.sweep.trials import Row
 
 LONGEST = 20
-"""Characters in a line of a value, in a narrow table."""
+"""The most characters in a line of a value, in a narrow table."""
 
 
 def show_sweep(sweep: Sweep, rows: Sequence[Row], folder: Path) -> None:
-    """The table, what is best in it, and where the runs lie."""
+    """The table, the best trials in it, and where the runs are."""
     winners = front(rows, directions_of(sweep))
     print_table(_fitting_table(sweep, rows, winners))
     for row in rows:
@@ -30,7 +30,7 @@ def show_sweep(sweep: Sweep, rows: Sequence[Row], folder: Path) -> None:
 
 
 def _fitting_table(sweep: Sweep, rows: Sequence[Row], winners: Sequence[Row]) -> Table:
-    """The whole table; where that is too wide a narrow one, with as many of the measures as there is room for."""
+    """The whole table; if that is too wide, a narrow one with as many of the measures as fit."""
     measures = list(sweep.options.measures)
     table = _table(sweep, rows, winners, measures, narrow=False)
     for count in range(len(measures), -1, -1):
@@ -43,7 +43,7 @@ def _fitting_table(sweep: Sweep, rows: Sequence[Row], winners: Sequence[Row]) ->
 def _table(
     sweep: Sweep, rows: Sequence[Row], winners: Sequence[Row], measures: Sequence[str], *, narrow: bool
 ) -> Table:
-    """A line a trial. `narrow`: without a frame, long names and values over several lines."""
+    """One line per trial. `narrow`: without a frame, with long names and values broken into several lines."""
     options = sweep.options
     title = f"{sweep.name}: {_states(rows)} of {options.total} trials"
     table = Table(title=escape(title), title_justify="left", min_width=len(title))
@@ -64,7 +64,7 @@ def _table(
 
 
 def _header(name: str, narrow: bool) -> str:
-    """A column's name. `narrow`: broken behind dots and spaces into lines of about ten characters."""
+    """A column's name. `narrow`: broken after dots and spaces into lines of about ten characters."""
     lines = [""]
     for part in re.findall(r"[^. ]*[. ]|[^. ]+", name) if narrow else [name]:
         if len(lines[-1] + part.rstrip()) > 10 and lines[-1]:
@@ -103,7 +103,7 @@ def _say_winners(sweep: Sweep, winners: Sequence[Row], folder: Path) -> None:
 
 
 def list_sweeps() -> None:
-    """The sweeps that come with the package."""
+    """List the sweeps that come with the package."""
     table = Table("name", "method", "trials", "varies")
     table.columns[0].no_wrap = True
     for name in shipped_sweeps():

@@ -23,7 +23,7 @@ MARKER = ".generalist-demo"
 
 
 def clear(out: Path) -> None:
-    """Make room for the three runs. A demonstration is run again and again, but it deletes nobody else's runs."""
+    """Make room for the three runs. A demonstration is repeated often, but it deletes no other runs."""
     before = [out / name for name in RECIPES if (out / name).exists()]
     if before and not (out / MARKER).is_file():
         raise RunError(f"{before[0]} was not made by the demonstration, which would replace it; choose another --out")
@@ -33,19 +33,19 @@ def clear(out: Path) -> None:
 
 
 def accuracies(run: RunDirectory, which: str, threats: list[str]) -> dict[str, float]:
-    """Test accuracy of one network of a run, natural and under PGD-20 in each threat model."""
+    """Test accuracy of one network of a run: natural, and under PGD-20 in each threat model."""
     found = evaluate(load(run, which=which), "digits", threats=threats, attacks=["natural", ATTACK])
     return {name: accuracy.value for name, accuracy in found.items()}
 
 
 def run_demo(out: Path) -> dict[str, dict[str, float]]:
-    """Train the three recipes below `out`; the test accuracies by row of the table."""
+    """Train the three recipes below `out`; returns the test accuracies by row of the table."""
     rows: dict[str, dict[str, float]] = {}
     recipe = load_recipe("digits-t")
     threats = [str(threat) for threat in recipe.threats()]
     for name in RECIPES:
         started = time.monotonic()
-        with training_listener(name) as listener:  # the bar with the time left; validations would bury the table
+        with training_listener(name) as listener:  # shows the bar with the time left; validations would bury the table
             quiet = Listener(say=listener.say, iteration=listener.iteration)
             run = train(name, out=out / name, device="cpu", listener=quiet)
         console.print(f"trained {name} in {time.monotonic() - started:.0f} s")
@@ -64,7 +64,7 @@ def summary(rows: dict[str, dict[str, float]]) -> str:
 
 
 def demonstrate(out: Path) -> None:
-    """Train, evaluate, show."""
+    """Train, evaluate and show the result."""
     clear(out)
     console.print(f"generalist {generalist.__version__}: natural, linf and l2 learners, one network in the end")
     rows = run_demo(out)

@@ -1,4 +1,4 @@
-"""What the papers call a run, by its learners; else a name that tells it from theirs."""
+"""What the papers call a run, judging by its learners; else a name that tells it apart from theirs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIANTS = {
 
 
 def method_of(learners: Sequence[LearnerOptions]) -> str:
-    """What the papers call this set of learners; else the objectives' names, joined."""
+    """What the papers call this set of learners; else the names of the objectives, joined."""
     if len(learners) == 1:
         return _baseline(learners[0])
     norms = {learner.threat.norm if learner.threat else "nt" for learner in learners}
@@ -30,7 +30,7 @@ def method_of(learners: Sequence[LearnerOptions]) -> str:
 
 
 def _one_task(learner: LearnerOptions) -> bool:
-    """Whether it learns one task as the papers' learners do, be it with another one's help."""
+    """Whether it learns one task like the papers' learners, even if with the help of another one."""
     objective = learner.objective
     if isinstance(objective, HatOptions):
         objective = objective.around
@@ -38,15 +38,15 @@ def _one_task(learner: LearnerOptions) -> bool:
 
 
 def _baseline(learner: LearnerOptions) -> str:
-    """The papers' baselines are in linf, and those against several norms in those of the defaults, unless their names
-    say otherwise."""
+    """The papers' baselines are in linf, and those against several norms in the default norms, unless their names say
+    otherwise."""
     name, beside = _named(learner.objective)
     norms = [threat.norm for threat in learner.threats()]
     return name if norms in ([], ["linf", *beside]) else f"{name} ({', '.join(norms)})"
 
 
 def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
-    """An objective's name, and the norms that it takes beside the learner's own where nothing else is asked for."""
+    """An objective's name, and the norms that it takes besides the learner's own if nothing else is requested."""
     fields = type(objective).model_fields
     if isinstance(objective, WrapperOptions):
         inside, beside = _named(objective.around)
@@ -57,5 +57,5 @@ def _named(objective: ObjectiveOptions) -> tuple[str, list[str]]:
     if isinstance(objective, TradesOptions):
         return f"trades-{objective.beta:g}", beside
     if isinstance(objective, ScoreOptions) and objective.form == "at":
-        return f"{objective.kind}-at", beside  # the papers do not say which form is theirs; the default one is score
+        return f"{objective.kind}-at", beside  # the papers do not say which form is theirs; the default is score
     return objective.kind, beside

@@ -12,21 +12,21 @@ from generalist.comparison_rows import LEVEL5, NORMS, OFFICIAL, SEQUENCES_MEAN, 
 
 PAPERS = {"cvpr2023": "CVPR 2023", "plusplus": "Generalist++"}
 ABLATIONS = {("cvpr2023", "4"), ("cvpr2023", "5")}
-"""Tables whose rows vary a setting: they are not the method as such."""
+"""Tables whose rows vary a setting, and so do not show the method as such."""
 
 ATTACKS = {"pgd20": "pgd-20", "pgd100": "pgd-100", "mim": "mim-20", "cw": "cw-20"}
-"""The papers' names of attacks where ours differ."""
+"""The papers' names of attacks, if different from ours."""
 
 NETWORKS = {"resnet50": "resnet50-imagenet"}
-"""The papers' names of networks where ours differ: theirs is the one for ImageNet."""
+"""The papers' names of networks, if different from ours: theirs is the one for ImageNet."""
 
 TRADES = "trades"
-"""Their name of TRADES where they do not say its beta (table 2, MNIST and SVHN): it stands beside any of ours."""
+"""Their name of TRADES where they do not give its beta (table 2, MNIST and SVHN): it is matched with any of ours."""
 
 SHIFTS = {"c": f"{OFFICIAL} {LEVEL5}", "p": f"{OFFICIAL} {SEQUENCES_MEAN}"}
-"""Table IV's data sets, CIFAR-10-C and the like, are for us figures of the network on CIFAR-10's test images. The paper
+"""Table IV's data sets, CIFAR-10-C and the like, are figures of the network on CIFAR-10's test images for us. The paper
 says "level-5 natural corruptions" and "the average accuracy across corruption sequences" without naming them: they are
-taken to be those of the benchmark's own means."""
+assumed to be those of the benchmark's own means."""
 
 
 @cache
@@ -67,7 +67,7 @@ def _paper_union(eps: str) -> str:
 
 
 def paper_column(metric: str, eps: str) -> str:
-    """A paper's metric under the name that an evaluation of ours gives it: `pgd20-linf` is `pgd-20/linf:8/255`."""
+    """A paper's metric by the name that our evaluations give it: `pgd20-linf` is `pgd-20/linf:8/255`."""
     if metric == "union-mean":
         return UNION_MEAN
     attack, _, norm = metric.rpartition("-")
@@ -78,7 +78,7 @@ def paper_column(metric: str, eps: str) -> str:
 
 
 def published(rows: Iterable[Row]) -> list[Row]:
-    """The papers' rows for the same data, network and method as any of these that have a figure of the same kind."""
+    """The papers' rows for the same data, network and method as any of these rows, with a figure of the same kind."""
     columns: dict[tuple[str, str, str], set[str]] = {}
     for row in rows:
         columns.setdefault(row.setup, set()).update(row.cells)

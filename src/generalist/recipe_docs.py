@@ -41,7 +41,7 @@ def document() -> str:
 
 
 def _sections(model: type[BaseModel], path: str, seen: set[type[BaseModel]]) -> Iterator[str]:
-    """A section for the fields of `model`, then one for each options class inside it; each class once."""
+    """A section for the fields of `model`, then one for each options class inside it; every class only once."""
     seen.add(model)
     yield f"## {f'`{path}`' if path else 'Top levels'}\n\n{_prose(model)}\n"
     yield "\n".join(_field(name, field) for name, field in model.model_fields.items()) + "\n"
@@ -69,7 +69,7 @@ _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", t
 
 
 def _kind(annotation: Any) -> str:
-    """A type in the words of a recipe."""
+    """A type in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)

@@ -29,7 +29,7 @@ from generalist.evaluation.out_of_distribution import FILE
 
 
 class _Read(Options):
-    """What is needed of the file: other fields are left alone."""
+    """The part of the file that is needed: other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -38,9 +38,9 @@ class Counted(_Read):
     """An accuracy."""
 
     correct: int = Field(ge=0)
-    """Images that are right."""
+    """The number of images that are right."""
     total: int = Field(ge=1, lt=2**53)
-    """Images in all."""
+    """The number of all images."""
 
     @model_validator(mode="after")
     def _at_most_all(self) -> Self:
@@ -66,13 +66,13 @@ class Corruptions(_Read):
     """Accuracy on corrupted images."""
 
     source: str = ""
-    """Generated, or the official files, in words."""
+    """Generated or the official files, in words."""
     generated: bool
     """Whether this library corrupted the images."""
     corruptions: dict[str, Corrupted] = Field(min_length=1)
     """By name."""
     mean: float = Field(ge=0, le=1)
-    """Over all corruptions and severities."""
+    """The mean over all corruptions and severities."""
 
     @model_validator(mode="after")
     def _of_the_same_images(self) -> Self:
@@ -86,9 +86,9 @@ class Sequenced(_Read):
     """One kind of perturbation sequence."""
 
     accuracy: float = Field(ge=0, le=1)
-    """Over all frames."""
+    """Accuracy over all frames."""
     flip_rate: float = Field(ge=0, le=1)
-    """How often the answer changes between frames."""
+    """How often the prediction changes between frames."""
 
 
 class Perturbations(_Read):
@@ -97,7 +97,7 @@ class Perturbations(_Read):
     generated: bool
     """Whether this library perturbed the images."""
     samples: int = Field(ge=1)
-    """Images, each with a sequence of frames."""
+    """The number of images, each with a sequence of frames."""
     sequences: dict[str, Sequenced] = Field(min_length=1)
     """By name."""
 
@@ -106,13 +106,13 @@ class Shifted(_Read):
     """corruptions.json."""
 
     corruptions: Corruptions | None = None
-    """Where corruptions were asked for."""
+    """Present if corruptions were requested."""
     perturbations: Perturbations | None = None
-    """Where sequences were asked for."""
+    """Present if sequences were requested."""
 
 
 def read_shift(folder: Path) -> Shifted | None:
-    """What an evaluation in this folder measured; None where it was asked for neither."""
+    """What an evaluation in this folder measured; None if neither was requested."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -130,10 +130,10 @@ def read_shift(folder: Path) -> Shifted | None:
 
 
 def shift_figures(folders: Iterable[Path]) -> tuple[dict[str, Cell], dict[str, Cell]]:
-    """The means of these evaluations, and every single figure.
+    """The means of these evaluations, and all single figures.
 
-    More images say more. Of equally large evaluations the first counts, so that figures stay together: the worse of
-    two draws of corruptions is no stronger attack.
+    Figures on more images take precedence. Of equally large evaluations the first counts, so that figures stay
+    together: the worse of two draws of corruptions is no stronger attack.
     """
     means: dict[str, Cell] = {}
     single: dict[str, Cell] = {}
@@ -146,8 +146,8 @@ def shift_figures(folders: Iterable[Path]) -> tuple[dict[str, Cell], dict[str, C
 
 
 def _means(shift: Shifted) -> Iterator[tuple[str, Cell]]:
-    """Those over the benchmark's 15 corruptions and ten sequences, where all of them were measured: a mean over others
-    is another figure. They have no interval, as Wilson's is of images that have nothing to do with one another."""
+    """The means over the benchmark's 15 corruptions and ten sequences, if all of them were measured: a mean over others
+    is another figure. They have no interval, because Wilson's assumes images that are independent of each other."""
     if shift.corruptions is not None:
         kind = _kind(shift.corruptions.generated)
         for name, severities in ((LEVEL5, SEVERITIES[-1:]), (LEVELS, SEVERITIES)):
@@ -162,7 +162,7 @@ def _means(shift: Shifted) -> Iterator[tuple[str, Cell]]:
 
 
 def _every(found: Corruptions, severities: Sequence[int]) -> list[Counted]:
-    """The 15 common corruptions at these severities; nothing where one of them is missing."""
+    """The 15 common corruptions at these severities; empty if one of them is missing."""
     by_name = [found.corruptions[name].severities for name in COMMON if name in found.corruptions]
     wanted = [str(severity) for severity in severities]
     if len(by_name) < len(COMMON) or not all(entry.keys() >= set(wanted) for entry in by_name):

@@ -1,6 +1,6 @@
-"""A sweep's trials as curves: each objective over the first field, a line for every combination of the others.
+"""A sweep's trials as curves: each objective over the first field, with a line for every combination of the others.
 
-`train.seed` among the fields makes no lines: points are means over seeds, with a bar from the lowest to the highest.
+`train.seed` makes no lines of its own: points are means over seeds, with a bar from the lowest to the highest.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ MOST_LINES = 8
 WIDTH, HEIGHT = 360.0, 270.0
 
 Points = dict[str, dict[float, list[float]]]
-"""By the line's name and the place on the x axis, one value a seed."""
+"""By the line's name and the position on the x axis, one value per seed."""
 
 
 def fields_of(sweep: Sweep) -> tuple[str, list[str]]:
-    """The field of the x axis, and those that make lines: others that are drawn from a range only spread the points."""
+    """The field of the x axis, and those that make lines; fields drawn from a range only spread the points."""
     search = sweep.options.search
     axis, *others = [key for key in search if key != SEED] or [SEED]
     return axis, [key for key in others if search[key].choices() is not None]
 
 
 def check_drawable(sweep: Sweep) -> None:
-    """Refuse a picture of more lines than can be told apart; before hours of trials, not after them."""
+    """Refuse a picture with more lines than can be told apart, before hours of trials instead of after them."""
     lines = math.prod(len(sweep.options.search[key].choices() or []) for key in fields_of(sweep)[1])
     if lines > MOST_LINES:
         raise SweepError(
@@ -54,7 +54,7 @@ def picture(sweep: Sweep, rows: Sequence[Row]) -> Drawing:
         raise SweepError("--svg: no trial is complete, there is nothing to draw")
     axis, others = fields_of(sweep)
     space = sweep.options.search[axis]
-    texts = space.choices() if space.low is None else None  # a range has numbers, in steps or not
+    texts = space.choices() if space.low is None else None  # a range has numbers, with or without steps
     labels = None if texts is None else short_labels([shown(text) for text in texts])
     panels = []
     for i, objective in enumerate(sweep.options.objectives):
@@ -68,7 +68,7 @@ def picture(sweep: Sweep, rows: Sequence[Row]) -> Drawing:
 
 
 def shown(text: Any) -> Any:
-    """A choice as it was written: numbers and lists again, where its text is one."""
+    """A choice as it was written: its text, or the number or list that it stands for."""
     try:
         return json.loads(str(text))
     except ValueError:
@@ -76,7 +76,7 @@ def shown(text: Any) -> Any:
 
 
 def short_labels(values: Sequence[Any]) -> list[str]:
-    """Texts for an axis; of lists that differ in one place only that place."""
+    """Texts for an axis; for lists that differ in only one place, just that place."""
     lists = [value for value in values if isinstance(value, list)]
     if len(lists) == len(values) > 1 and len({len(value) for value in lists}) == 1:
         places = [i for i, entries in enumerate(zip(*lists, strict=True)) if any(e != entries[0] for e in entries)]
@@ -109,7 +109,7 @@ def _panel(
         _name_places(axes, labels)
     several = any(len(found) > 1 for by_place in points.values() for found in by_place.values())
     for line, by_place in points.items():
-        # Bars of one place stand beside one another.
+        # Bars at the same position are drawn side by side.
         aside = 5.0 * (order[line] - (len(points) - 1) / 2) if several else 0.0
         connected = labels is not None and space.variants is None
         _draw_line(axes, line, order[line], by_place, labels, connected=connected, aside=aside)
@@ -133,7 +133,7 @@ def _draw_line(
     connected: bool,
     aside: float,
 ) -> None:
-    """Means with a bar over the seeds. Values drawn at random, and variants without an order, are not connected."""
+    """Means with a bar over the seeds. Values drawn at random, and variants, which have no order, are not connected."""
     role, drawing = series_role(series), axes.drawing
     means = [(place, sum(found) / len(found)) for place, found in sorted(by_place.items())]
     path = [(axes.x(place) + aside, axes.y(mean)) for place, mean in means]
@@ -149,7 +149,7 @@ def _draw_line(
 
 
 def beside(name: str, panels: Sequence[Drawing]) -> Drawing:
-    """Drawings from left to right as one."""
+    """Join drawings from left to right."""
     whole = Drawing(name, "; ".join(panel.title for panel in panels), 0, max(panel.height for panel in panels))
     for panel in panels:
         right = whole.width

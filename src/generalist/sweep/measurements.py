@@ -74,8 +74,8 @@ def final_measurements(
 
 
 def train_seconds(records: Sequence[Mapping[str, Any]], *, batch_size: int) -> float:
-    """Seconds that the iterations took, from the logged speeds: every epoch of a resumed run counts once, and a run that
-    begins at a `train.start_epoch` counts its own epochs alone."""
+    """Seconds that the iterations took, from the logged speeds: every epoch of a resumed run counts once, and a run
+    that begins at a `train.start_epoch` counts its own epochs alone."""
     total = 0.0
     for record in records:
         speed = record.get("images_per_second") or math.nan
