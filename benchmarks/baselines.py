@@ -5,12 +5,12 @@
     python benchmarks/baselines.py --out runs/try --dataset digits --epochs 2 --samples 50 --methods at,nt,generalist-t
 
 Each method is three steps, each a command of its own: `generalist train`, `generalist evaluate` with PGD-20 on all test
-images, `generalist evaluate` with AutoAttack on some. What is done is not repeated: the same call goes on where an
-earlier one ended, however it ended. After every step OUT/baselines.md and baselines.json are written anew. A method
-that fails is listed with its reason, and the others go on; the next call tries it again.
+images, `generalist evaluate` with AutoAttack on some. Finished steps are not repeated: the same call continues where an
+earlier one ended, however it ended. After every step OUT/baselines.md and baselines.json are rewritten. A method that
+fails is listed with its reason, and the others go on; the next call tries it again.
 
 `--jobs 2` runs two methods side by side: while one trains, the other imports and compiles. `--minutes M` starts no step
-after that time; `--grace G` asks what still runs G minutes later to stop, which leaves a checkpoint.
+after that time; `--grace G` asks steps still running G minutes later to stop, which leaves a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from generalist.core.run import RunDirectory
 from generalist.evaluation.named import attack_named
 from generalist.recipe import Recipe, load_recipe
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- what is requested ------------------------------------------------------------------------------------------------
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def choose_methods(options: argparse.Namespace) -> list[Method]:
-    """The rows that are asked for, in the order of the queue; every recipe is checked before anything runs."""
+    """The requested rows, in the order of the queue; every recipe is checked before anything runs."""
     family = family_of(options.dataset)
     names = list(family) if options.methods == "all" else [name.strip() for name in options.methods.split(",")]
     asked = [(text.partition("=")[0].rpartition(":")[0], text) for text in options.changes]
@@ -118,7 +118,7 @@ class Bench(Steps):
         return ["train", method.recipe, *changes, *self._device(), "--out", str(self.run_of(method))]
 
     def evaluate_words(self, method: Method, attack: str, images: int | None) -> list[str]:
-        """`images`: how many test images there are, where that is known; all of them are not a subset."""
+        """`images`: the number of test images, if known; a subset of all of them is none."""
         words = ["evaluate", str(self.run_of(method)), "--attacks", f"{NATURAL},{attack}"]
         words += ["--threats", ",".join(self.wanted.threats)]
         if attack != PGD and (images is None or self.wanted.samples < images):
@@ -130,7 +130,7 @@ class Bench(Steps):
         return ["--device", self.options.device] if self.options.device != "auto" else []
 
     def steps_of(self, method: Method) -> list[Step]:
-        """All three, done or not."""
+        """All three steps, finished or not."""
         plain = evaluation(self.run_of(method), self.wanted, PGD)
         images = plain[1]["images"] if plain else None
         words = {"train": self.train_words(method)}
@@ -150,7 +150,7 @@ class Bench(Steps):
         return strong if evaluation(run, self.wanted, self.wanted.attack, samples) is None else None
 
     def check(self) -> None:
-        """Runs that are there already were made with these very settings: a table must not mix two."""
+        """Refuse existing runs made with other settings: a table must not mix two."""
         for method in self.methods:
             run = RunDirectory(self.run_of(method))
             if run.exists():
@@ -179,7 +179,7 @@ class Bench(Steps):
 
 
 def show_queue(bench: Bench) -> None:
-    """The queue, and how much longer than AT each takes by the number of passes."""
+    """The queue, and how much longer than AT each method takes, by the number of passes."""
     for method in bench.methods:
         cost = method.cost(bench.options.epochs)
         epochs = " + ".join(map(str, method.epochs))

@@ -1,7 +1,7 @@
-"""The table of benchmarks/baselines.py: which methods there are, what their runs say, and how it is written down.
+"""The table of benchmarks/baselines.py: which methods there are, what their runs say, and how the table is written.
 
 Every figure is read from the runs' own files (recipe.yaml, environment.json, metrics.jsonl, evaluation/*/summary.json),
-so the table can be made anew at any time, of whatever is there.
+so the table can be made again at any time, from whatever is there.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ PASSES: dict[str, float] = {
     "part": 25,
     "rmc": 68,
 }
-"""The queue, the most important rows first, and what an image costs in an epoch with PGD-10, counted in forward passes:
-a step of an attack is 2 (forward, gradient of the image), a training pass 3 (forward, gradients of activations and of
-weights). So AT is 10 x 2 + 3. rmc: both ends, and the curve at half their length."""
+"""The queue, with the most important rows first, and what an image costs in an epoch with PGD-10, counted in forward
+passes: a step of an attack is 2 (forward, gradient of the image), a training pass 3 (forward, gradients of activations
+and of weights). So AT is 10 x 2 + 3. rmc: both ends, and the curve at half their length."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Method:
 
     @property
     def epochs(self) -> list[int]:
-        """Of the run, or of each of its stages."""
+        """The epochs of the run, or of each of its stages."""
         recipe = self.resolved
         stages = [stage_recipe(recipe, stage, trust_code=False) for stage in recipe.stages]
         return [stage.train.epochs for stage in stages or [recipe]]
 
     def against(self, threats: Sequence[str]) -> str:
-        """What its learners train against: the norm where that is one of the table's threats, else with its eps."""
+        """What its learners train against: just the norm if that is one of the table's threats, else with its eps."""
         words = []
         for learner in self.resolved.learners:
             own = [str(threat) for threat in learner.threats()]
@@ -80,7 +80,7 @@ class Method:
         return " + ".join(words)
 
     def cost(self, epochs: int) -> float | None:
-        """Passes an image relative to AT of so many epochs, where this method's are known."""
+        """Passes per image relative to AT of so many epochs, if this method's are known."""
         own = self.resolved.train.epochs / epochs
         return round(own * PASSES[self.name] / PASSES["at"], 2) if self.name in PASSES else None
 
@@ -92,7 +92,7 @@ def family_of(dataset: str) -> dict[str, str]:
     if not found:
         raise GeneralistError(f"no recipe is called {prefix}METHOD; try --dataset cifar10-resnet18 or digits")
     for variant in GENERALISTS:
-        # The plain one, where there are two: the baselines are not tuned either.
+        # The plain one of two, as the baselines are not tuned either.
         names = (f"{dataset}-{variant}-plain", f"{dataset}-{variant}")
         if own := [name for name in names if name in shipped]:
             found[f"generalist-{variant}"] = own[0]
@@ -101,11 +101,11 @@ def family_of(dataset: str) -> dict[str, str]:
 
 
 def rescaled(recipe: Recipe, *, epochs: int, batch_size: int | None = None) -> list[str]:
-    """The changes that give a recipe another length and batches of another size.
+    """The changes that give a recipe another length and another batch size.
 
     Each learning rate grows with the batch (the linear rule of Goyal et al., 2017), and an average over iterations
-    reaches back over as large a share of training as before: learners that restart from one that lags would lose most
-    of what they have learnt in between."""
+    reaches back over the same share of training as before: learners that restart from one that lags would lose most of
+    what they have learnt in between."""
     times = (batch_size or recipe.train.batch_size) / recipe.train.batch_size
     rates = {f"learners.{i}": learner.optimizer.lr for i, learner in enumerate(recipe.learners)}
     for i, stage in enumerate(recipe.stages):
@@ -141,12 +141,12 @@ class Wanted:
         return [f"{attack}/{threat}" for threat in self.threats]
 
     def subset(self, images: int) -> int:
-        """How many of the test images the strong attack gets."""
+        """The number of test images for the strong attack."""
         return min(self.samples, images)
 
 
 def trained(run: Path) -> bool:
-    """Whether it has come to its end. Nothing else is evaluated here: so its weights may be gone after that."""
+    """Whether the run has finished. Nothing else is evaluated here, so its weights may be gone afterwards."""
     return RunDirectory(run).last.is_file() or any(run.glob("evaluation/*/summary.json"))
 
 
@@ -165,7 +165,7 @@ def evaluation(
 
 @dataclass
 class Row:
-    """What is known of a method so far."""
+    """What is known about a method so far."""
 
     method: Method
     status: str
@@ -225,7 +225,7 @@ def _read_figures(row: Row, run: Path, wanted: Wanted) -> None:
             row.figures |= {name: summary[name] for name in (UNION, MEAN) if name in summary}
 
 
-# -- how it is written down -------------------------------------------------------------------------------------------
+# -- how the table is written -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ class Table:
     wanted: Wanted
     rows: list[Row]
     commands: dict[str, list[str]]
-    """Each method's commands."""
+    """The commands of each method."""
     jobs: int
     batch_size: int | None = None
-    """Of every method, where it is not each recipe's own."""
+    """The batch size of every method, unless each recipe's own is used."""
 
     def sorted_rows(self) -> list[Row]:
-        """Those with a figure: the most robust under all threats first, then by what else is known."""
+        """The rows with a figure, the most robust under all threats first, then by the other figures."""
         keys = [UNION, *self.wanted.columns(PGD), NATURAL]
         known = [row for row in self.rows if row.figures]
         return sorted(known, key=lambda row: [-1.0 if (v := row.value(k)) is None else v for k in keys], reverse=True)
@@ -336,7 +336,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def _notes(self, rows: list[Row]) -> list[str]:
-        """What one must know to read the table, the most needed first."""
+        """What one must know to read the table, the most important first."""
         wanted, name = self.wanted, self._attack_name()
         notes = [
             f"Test accuracy in percent; threats {' and '.join(wanted.threats)}. The highest of a column is bold, "
@@ -362,7 +362,7 @@ class Table:
         ]
 
     def _about_images(self, rows: list[Row]) -> list[str]:
-        """Which figures are of how many images, and how well they are known."""
+        """How many images each figure is measured on, and how accurate it is."""
         notes, wanted = [], self.wanted
         columns = {PGD: [NATURAL, *wanted.columns(PGD)], wanted.attack: [*wanted.columns(wanted.attack), UNION]}
         whole = {row.images[PGD] for row in rows if PGD in row.images}

@@ -1,4 +1,4 @@
-"""How Generalist-D's way through the plane has moved: the picture of docs/results/cifar10.md, from the log's records.
+"""How Generalist-D's path through the plane has moved: the picture of docs/results/cifar10.md, from the log's records.
 
     python benchmarks/curves.py docs/results/runs --out docs/images/cifar10-curves.svg
 
@@ -32,7 +32,7 @@ TWO = {
     "083-long-d": "+ logits all along, natural lr 0.1 (083)",
     "095-long-d-taught": "+ no labels beside them, averaged teacher (095)",
 }
-"""Generalist-D, each with what those above it have and what its label says."""
+"""Generalist-D: each label says what a run adds to those above it."""
 
 ONE = {
     "020-at": "one learner, augmented (020)",
@@ -40,11 +40,11 @@ ONE = {
     "082-long-at": "+ 3 steps, more epochs (082)",
     "048-alone-5": "augmented, against 5/255 (048)",
 }
-"""One learner each."""
+"""Single learners."""
 
 
 def curve(record: Mapping[str, Any]) -> list[tuple[int, float, float]]:
-    """(epoch, natural, PGD-20) in percent, of every epoch of the global learner measured on all images."""
+    """(epoch, natural, PGD-20) in percent, for every epoch in which the global learner was measured on all images."""
     found = {}
     for subject, right in measured(record):
         if (epoch := re.fullmatch(r"(?:global@|epoch )(\d+)", subject)) and PGD in right:
@@ -53,11 +53,11 @@ def curve(record: Mapping[str, Any]) -> list[tuple[int, float, float]]:
 
 
 def measured(record: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Networks and how many images they had right, of all."""
+    """The networks, and how many of all images each had right."""
     for each in record.get("evaluations", ()):
         if each["images"].startswith("all "):
             yield each["subject"], each["right"]
-    # The first ten records are older than benchmarks/experiments.py, and laid out otherwise.
+    # The first ten records are older than benchmarks/experiments.py, and have another format.
     yield from record.get("evaluation", {}).get("correct_of_total", {}).items()
 
 
@@ -69,7 +69,7 @@ def published() -> tuple[float, float]:
 
 
 def draw(curves: Mapping[str, Sequence[tuple[int, float, float]]], out: Path) -> None:
-    """Two learners as lines, the newest darkest; one learner dashed."""
+    """Two learners as solid lines, the newest darkest; one learner dashed."""
     plt.rcParams |= {"svg.hashsalt": "curves", "font.size": 9, "svg.fonttype": "none"}
     figure, axes = plt.subplots(figsize=(7.6, 5.2), layout="constrained")
     shades = plt.get_cmap("viridis_r")

@@ -1,4 +1,4 @@
-"""AutoAttack of this library beside that of pyautoattack: the same model, samples, threat and machine, in one run.
+"""AutoAttack of this library compared with pyautoattack: same model, samples, threat and machine, in one run.
 
     python benchmarks/evaluate.py                                # digits, a small network with BatchNorm, linf:0.12
     python benchmarks/evaluate.py --repeat 5                     # in turn, five times: the median of the five ratios
@@ -6,11 +6,11 @@
         --precision default fast --oracle-batch-sizes 250 500 1000 --json
 
 It prints seconds, robust accuracies, how many samples get the same verdict, and how many times as fast this library is.
-Ours is what `generalist bench evaluate` measures; pyautoattack runs with the batch size of those given with which it is
-fastest, found by running it with each (its first attack alone is no guide: 250 won there and lost by a fifth). Both
-have PyTorch's flags and threads as they are found; each is warmed up by its first attack (ours, on a GPU, by a whole
-run: its kernels are compiled when they are first needed). `--precision` is for ours alone; two of them share what
-pyautoattack took.
+Ours is what `generalist bench evaluate` measures; pyautoattack runs with the fastest of the given batch sizes, found by
+running it with each (its first attack alone is no guide: 250 won there and lost by a fifth). Both use PyTorch's flags
+and threads as they are; each is warmed up by its first attack (ours, on a GPU, by a whole run, as its kernels are
+compiled when they are first needed). `--precision` is for ours only; with two of them, both are compared with the same
+times of pyautoattack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PACKAGE = "pyautoattack==0.2.0"
 
 
 def run_oracle(case: Case, names: Sequence[str], size: int) -> Tensor:
-    """Which samples survive pyautoattack's."""
+    """Which samples survive pyautoattack."""
     try:
         pyautoattack: Any = importlib.import_module("pyautoattack")
     except ImportError:
@@ -56,9 +56,9 @@ def run_oracle(case: Case, names: Sequence[str], size: int) -> Tensor:
 
 
 def compare(cases: Sequence[Case], sizes: Sequence[int], *, repeat: int = 1) -> list[dict[str, Any]]:
-    """Every case by ours, which differ in precision alone, and the first by pyautoattack, in turn; one report each.
+    """Every case by ours, differing only in precision, and the first by pyautoattack, in turn; one report each.
 
-    Seconds and verdicts are those of the last time; the ratio is the median of all. Without `sizes` ours alone."""
+    Seconds and verdicts are those of the last time; the ratio is the median of all. Without `sizes`, ours alone."""
     if not sizes:
         return [bench_evaluate(case)[0] for case in cases]
     case = cases[0]
@@ -85,7 +85,7 @@ def compare(cases: Sequence[Case], sizes: Sequence[int], *, repeat: int = 1) -> 
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for people."""
+    """The report as text."""
     print("\n".join(lines(report)))
     if "oracle" in report:
         one = report["oracle"]

@@ -1,21 +1,21 @@
-"""Experiments from a file, each a training and its evaluations; what docs/results/log.md is written from.
+"""Experiments from a file, each a training and its evaluations, from which docs/results/log.md is written.
 
     python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log                     # all of them
     python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --only 011-lr,014-awp --jobs 2 --minutes 25
-    python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --dry-run           # the commands alone
+        python benchmarks/experiments.py benchmarks/cifar10.yaml --out runs/log --dry-run           # only the commands
 
 The file has `experiments`, each with a `recipe`, changes to it (`set`), what it starts from (`from`), what is measured
 (`evaluate`, the words after `generalist evaluate RUN`) and why it is run (`about`). One that is `like` an earlier one
-has all of that one's but what it says itself. A `set` and an `evaluate` beside `experiments` are for all: changes of an
-experiment's own come after those, its own `evaluate` takes the other's place. One with `seeds` is run with each of
-them, as NAME-SEED, and the table has the mean and the standard deviation. One that starts from an epoch of another
-(`from: NAME@EPOCH[#SUBJECT]`) begins as soon as that has left the snapshot of it; where both have seeds, from that of
+inherits everything that it does not say itself. A `set` and an `evaluate` next to `experiments` apply to all: an
+experiment's own changes come after those, and its own `evaluate` replaces the other. One with `seeds` is run with each
+of them, as NAME-SEED, and the table has the mean and the standard deviation. One that starts from an epoch of another
+(`from: NAME@EPOCH[#SUBJECT]`) begins as soon as that has saved the snapshot; if both have seeds, each seed starts from
 its own.
 
-Everything is a command of `generalist`; what is done is not repeated, and the same call goes on where an earlier one
-ended. After each step, and every minute while one runs, OUT/NAME.json (commands, environment, evaluations, validations;
-of a training that has not ended yet, or never will, what it has come to) and a table, OUT/experiments.md, are written.
-The exit code is 1 where a step has failed.
+Everything is a command of `generalist`; finished commands are not repeated, and the same call continues where an
+earlier one ended. After each step, and every minute while one runs, the program writes OUT/NAME.json (commands,
+environment, evaluations, validations; for a training that has not ended, or never will, its state so far) and a
+table, OUT/experiments.md. The exit code is 1 if a step has failed.
 """
 
 from __future__ import annotations
@@ -56,46 +56,46 @@ TOLD = ("accuracy", "ensemble", "drift", "mixing_gap")
 
 
 class Experiment(Options):
-    """One training and what is measured of it."""
+    """One training and the measurements of it."""
 
     recipe: str | None = None
     """A shipped recipe's name, or a file."""
     like: str | None = None
-    """An earlier experiment: what is not said here is as there."""
+    """An earlier experiment, from which everything that is not given here is taken."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Fields and their values."""
     source: str | None = Field(default=None, alias="from")
     """`RUN[@EPOCH][#SUBJECT]`; the name of another experiment stands for its run."""
     evaluate: list[str] | None = None
-    """The words after `generalist evaluate RUN`, a line for each call."""
+    """The words after `generalist evaluate RUN`, one line per call."""
     about: str = ""
     """Why it is run."""
     seeds: list[int] | None = None
-    """Once with each of them; left out: with the recipe's own."""
+    """Run once with each of them; by default with the recipe's own seed."""
     _group: str | None = PrivateAttr(default=None)
     """The name that its seeds share."""
 
 
 class Plan(Options):
-    """All of them."""
+    """All experiments of a file."""
 
     set: dict[str, Any] = Field(default_factory=dict)
     evaluate: list[str] = Field(default_factory=list)
     experiments: dict[str, Experiment]
 
     def changes_of(self, name: str) -> list[str]:
-        """`FIELD=VALUE`, as --set takes them; a later one wins."""
+        """`FIELD=VALUE`, as for --set; later ones win."""
         changes = overlaid(self.set, self.experiments[name].set)
         return [f"{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in changes.items()]
 
     def evaluations_of(self, name: str) -> list[list[str]]:
-        """The words of each call after the run."""
+        """The words after the run in each call."""
         own = self.experiments[name].evaluate
         return [shlex.split(words) for words in (self.evaluate if own is None else own)]
 
 
 def read_plan(path: Path) -> Plan:
-    """The file, with what is like another filled in and seeds apart; every command is checked before any is run."""
+    """Read the file, with `like` and `seeds` resolved; every command is checked before any is run."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
-    """Each with what it has from the one that it is like."""
+    """Each experiment with what it inherits from the one that it is like."""
     whole = dict[str, Experiment]()
     for name, own in experiments.items():
         if own.like is not None:
@@ -136,13 +136,13 @@ def filled_in(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
 
 
 def overlaid(below: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes after others: a field that is set whole leaves nothing of what was set within it before."""
+    """Changes on top of others: a field that is set as a whole drops earlier changes within it."""
     kept = {name: value for name, value in below.items() if not any(f"{name}.".startswith(f"{new}.") for new in own)}
     return {**kept, **own}
 
 
 def each_seed(experiments: Mapping[str, Experiment]) -> Iterator[tuple[str, Experiment]]:
-    """The experiments, those with seeds once for each."""
+    """The experiments, with one for each seed of those that have seeds."""
     several = {name for name, experiment in experiments.items() if experiment.seeds}
     for name, experiment in experiments.items():
         if not experiment.seeds:
@@ -165,7 +165,7 @@ def split_source(source: str | None) -> tuple[str, str]:
 
 
 def check_experiment(plan: Plan, name: str) -> None:
-    """Refuse a name that is no file's, a recipe that cannot be read, and words that `evaluate` would not take."""
+    """Refuse a name that cannot be a file's, a recipe that cannot be read, and words that `evaluate` would refuse."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise GeneralistError("a name is made of letters, digits, '-', '_' and '.'")
     experiment = plan.experiments[name]
@@ -184,11 +184,11 @@ def check_experiment(plan: Plan, name: str) -> None:
 
 
 def check_evaluation(words: Sequence[str]) -> None:
-    """Refuse what `generalist evaluate RUN` would."""
+    """Refuse what `generalist evaluate RUN` would refuse."""
     group: Any = typer.main.get_command(app)
     try:
         asked = group.commands["evaluate"].make_context("evaluate", ["RUN", *words]).params
-    except Exception as error:  # typer's classes for this differ from version to version
+    except Exception as error:  # typer's classes for this differ between versions
         raise GeneralistError(f"evaluate: {getattr(error, 'format_message', error.__str__)()}") from None
     for attack in map(str.strip, (asked["attacks"] or NATURAL).split(",")):
         if attack != NATURAL:
@@ -215,7 +215,7 @@ class Experiments(Steps):
         return self.out / "runs" / name
 
     def steps_of(self, name: str) -> list[Step]:
-        """All of an experiment, done or not."""
+        """All steps of an experiment, finished or not."""
         experiment, run = self.plan.experiments[name], self.run_of(name)
         assert experiment.recipe is not None, "read_plan has checked it"
         changes = [word for change in self.plan.changes_of(name) for word in ("--set", change)]
@@ -235,18 +235,18 @@ class Experiments(Steps):
         return origin if origin in self.plan.experiments else None
 
     def _epoch(self, name: str) -> str:
-        """The epoch of it; empty: its end."""
+        """The epoch of that experiment; empty for its end."""
         _, rest = split_source(self.plan.experiments[name].source)
         return rest.partition("#")[0].removeprefix("@")
 
     def done(self, name: str) -> dict[str, dict[str, Any]]:
-        """The steps of the run as it is that have ended well: their lines by their commands."""
+        """The steps for the current run that ended well: their log lines by command."""
         found = dict[str, dict[str, Any]]()
         if not RunDirectory(self.run_of(name)).last.is_file():
             return found
         for line in self.lines_of(name):
             if line["exit"] == 0:
-                # What was measured before a training is of other weights.
+                # What was measured before a training belongs to other weights.
                 found = {line["command"]: line} if line["step"] == "train" else found | {line["command"]: line}
         return found
 
@@ -264,13 +264,13 @@ class Experiments(Steps):
         return origin
 
     def _ready(self, waiting: Sequence[str]) -> str | None:
-        """Trainings come before what is measured of others: a branch does not wait for that."""
+        """The experiment to continue: trainings come before evaluations of others, for which no branch waits."""
         due = [name for name in waiting if self.waits_for(name) is None]
         trainings = (name for name in due if (step := self.next_step(name)) is None or step.kind == "train")
         return next(trainings, due[0] if due else None)
 
     def _can_be_left(self, origin: str, epoch: str) -> bool:
-        """Whether a branch has what it starts from: the end of the training, or the snapshot of an epoch before."""
+        """Whether a branch has what it starts from: the end of the training, or the snapshot of an earlier epoch."""
         train = self.steps_of(origin)[0]
         if train.command in self.done(origin):
             return True
@@ -280,7 +280,7 @@ class Experiments(Steps):
     def lacks_result(self, step: Step) -> bool:
         return not RunDirectory(step.run).last.is_file()
 
-    # -- what it leaves -----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def write(self) -> None:
         records = [record for name in self.plan.experiments if (record := self.record(name)) is not None]
@@ -289,7 +289,7 @@ class Experiments(Steps):
         write_text(self.out / "experiments.md", "".join(f"{line}\n" for line in table(records)))
 
     def record(self, name: str) -> dict[str, Any] | None:
-        """What is known of an experiment; None before it has validated. Commands are those that were run."""
+        """What is known about an experiment; None before its first validation. Commands are those that were run."""
         done = self.done(name)
         run, experiment = RunDirectory(self.run_of(name)), self.plan.experiments[name]
         metrics = run.read_metrics()
@@ -297,9 +297,9 @@ class Experiments(Steps):
         train = self.steps_of(name)[0]
         if not done and not (validations and self.begun(train)):
             return None
-        # Those that were there before the training are of other weights.
+        # Those from before the training belong to other weights.
         summaries = run.path.glob("evaluation/*/summary.json") if done else []
-        times = sorted((path.stat().st_mtime, path.parent) for path in summaries)  # as they were made
+        times = sorted((path.stat().st_mtime, path.parent) for path in summaries)  # in order of time
         evaluated = [folder for time, folder in times if time >= run.last.stat().st_mtime]
         unfinished = {} if done else {"unfinished": {"command": train.command, "epochs": metrics[-1]["epoch"]}}
         return {
@@ -315,7 +315,7 @@ class Experiments(Steps):
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What is kept of an evaluation; of corruptions their means alone, of AutoAttack what each part has left, too."""
+    """What is kept of an evaluation: only the means over corruptions, but for AutoAttack also what each part leaves."""
     summary = json.loads((folder / "summary.json").read_text())
     right = {name: [cell["correct"], cell["total"]] for name, cell in summary["accuracy"].items()}
     whole = summary["samples"] == summary["images"]
@@ -338,7 +338,7 @@ def validation(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each network that was evaluated, in percent, and one for those that differ in the seed alone."""
+    """A line in percent for each evaluated network, and one for networks that differ only in the seed."""
     networks: dict[tuple[str, str], dict[str, float]] = {}
     groups: dict[tuple[str, str], list[dict[str, float]]] = {}
     for record in records:
@@ -356,8 +356,8 @@ def table(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By network, in percent: of several evaluations by one attack that on the most images, else the lowest. On other
-    images than those of the first evaluation it counts as another network."""
+    """By network, in percent: of several evaluations by one attack, that on the most images, else the lowest. On other
+    images than those of the first evaluation, it counts as another network."""
     found: dict[str, dict[str, tuple[int, float]]] = {}
     for each in evaluations:
         split = each.get("split")
@@ -370,7 +370,7 @@ def figures(evaluations: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]
 
 
 def spread(members: Sequence[Mapping[str, float]], column: str) -> str:
-    """Mean and standard deviation (of a sample), and over how many where some lack the figure."""
+    """Mean and standard deviation (of a sample), with the number of members if some lack the figure."""
     values = [own[column] for own in members if column in own]
     of = "" if len(values) == len(members) else f" ({len(values)})"
     if len(values) < 2:
@@ -399,7 +399,7 @@ def main() -> None:
     with clear_endings():
         experiments = Experiments(read_plan(options.plan), options)
         if options.dry_run:
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough, as `head` has
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may have seen enough, as `head` has
             for name in experiments.names:
                 print("\n".join([name, *(f"    {step.command}" for step in experiments.steps_of(name))]))
             return

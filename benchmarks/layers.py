@@ -1,13 +1,15 @@
-"""The dial turned in one part of the network at a time: where do the other learners cost least robustness?
+"""The dial turned in one part of the network at a time: where do the other learners cost the least robustness?
 
     python benchmarks/layers.py runs/headline/runs/d-1 --test --json layers.json
 
-In one part after the other (the stem, each stage, the classifier: `--depth` names more of them) the shares of all
-learners but the lead are multiplied by each of `--factors`, 0 being the lead learner alone there, 1 the run's own mix;
-what they lose or gain is the lead's. BatchNorm's scales, shifts and statistics go with their part. The table has the
-changes of accuracy against the run's own mix, in points, on the same images under the same attack, and their ratio.
-Where a point of natural accuracy costs less robustness in some parts than in the whole, a gamma that differs between
-parts is worth a training. On the held-out images, or with --test on the test images, by which nothing is to be chosen.
+In one part after another (the stem, each stage, the classifier; `--depth` gives more of them), the shares of all
+learners but the lead are multiplied by each of `--factors`: 0 leaves only the lead learner there, 1 is the run's own
+mix. The lead's share makes up for the difference. BatchNorm's scales, shifts and statistics go with their part. The
+table has the changes of accuracy against the run's own mix, in points, on the same images under the same attack, and
+their ratio.
+If a point of natural accuracy costs less robustness in some parts than in the whole network, a gamma that differs
+between parts is worth a training. It uses the held-out images, or with --test the test images, which must not be used
+for choosing anything.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ WHOLE = "the whole network"
 
 
 def parts_of(names: Sequence[str], depth: int) -> list[str]:
-    """The parts, by the first words of their tensors' names; of a list of stages each is one, but a list of single
-    layers (a convolution and its BatchNorm, say) is one as a whole. A tensor beside the modules is one by itself; a
-    module that holds all others, as that around a normalization does, is none."""
+    """The parts, by the first words of their tensors' names. In a list of stages, each stage is a part, but a list of
+    single layers (such as a convolution and its BatchNorm) is one part as a whole. A tensor beside the modules is a
+    part of its own. A module that holds all others, such as the one around a normalization, is looked into."""
     modules = {name.partition(".")[0] for name in names if "." in name}
     if len(modules) == 1 and any(name.count(".") > 1 for name in names):
         (outer,) = modules
@@ -52,7 +54,7 @@ def parts_of(names: Sequence[str], depth: int) -> list[str]:
 
 
 def shares(learners: Learners, factor: float) -> list[float]:
-    """The run's own shares, those of all but the lead learner times `factor`."""
+    """The run's own shares, with those of all but the lead learner times `factor`."""
     own = [learners.own_gamma[name] for name in learners.names]
     scaled = [factor * share for share in own]
     scaled[learners.lead] = 1 - sum(scaled) + scaled[learners.lead]
@@ -62,7 +64,7 @@ def shares(learners: Learners, factor: float) -> list[float]:
 
 
 def mixed(learners: Learners, part: str | None, factor: float) -> State:
-    """The run's own mix, but for a part; None: all of it."""
+    """The run's own mix except in one part; None: in all of them."""
     own, other = (
         dial.mixed_state(learners.states, shares(learners, each), lead=learners.lead) for each in (1.0, factor)
     )
@@ -70,7 +72,7 @@ def mixed(learners: Learners, part: str | None, factor: float) -> State:
 
 
 def measure(machine: dial.Dial, state: State, *, test: bool) -> dict[str, list[int]]:
-    """Right images and all, by `natural` and threat."""
+    """The number of right images and of all, by `natural` and threat."""
     learners = machine.learners
     network: nn.Module = network_of(state, learners.about, learners.run.path, trust_code=machine.trust_code)
     network = network.to(machine.device).eval()

@@ -1,13 +1,13 @@
-"""What experiments have made so far, in files small enough to be carried off a machine that may be lost; and back.
+"""What experiments have made so far, in files small enough to carry off a machine that may be lost, and back.
 
-    python benchmarks/luggage.py pack runs/headline --into parcels        # as often as wanted: each time what is new
-    python benchmarks/luggage.py unpack parcels --into runs/headline      # elsewhere; experiments.py goes on from there
+        python benchmarks/luggage.py pack runs/headline --into parcels        # as often as you like: packs what is new
+        python benchmarks/luggage.py unpack parcels --into runs/headline      # elsewhere: experiments.py can continue
 
-What is small (records, logs, recipes, metrics, summaries of evaluations) is packed each time. The networks that a run
+Small files (records, logs, recipes, metrics, summaries of evaluations) are packed each time. The networks that a run
 ends with, and the global learners of its earlier snapshots, which branches start from, are packed once, in half
-precision and as many as `--mib` allows, the oldest first; the rest comes along the next time (`--again` begins anew).
-Unpacked they are in single precision again, their weights rounded, and environment.json says so (`rounded`).
-Checkpoints stay behind: a training that had not ended cannot go on, but what branches off its snapshots can.
+precision and as many as `--mib` allows, the oldest first; the rest follows the next time (`--again` starts over).
+Unpacked, they are in single precision again, but their weights are rounded, and environment.json says so (`rounded`).
+Checkpoints stay behind: a training that has not ended cannot be continued, but branches from its snapshots can.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ RESULTS = ("runs/*/evaluation/*/summary.json", "runs/*/evaluation/*/corruptions.
 SNAPSHOT = f"snapshots/*/{GLOBAL}.safetensors"
 NETWORKS = ("runs/*/model.safetensors", "runs/*/last.safetensors", f"runs/*/{SNAPSHOT}")
 MEMORY = ".luggage.json"
-"""Below the experiments: which networks are packed already, by path and time of change."""
+"""In the experiments' directory: which networks are packed already, by path and modification time."""
 DIGEST = hashlib.sha256().digest_size
 PARCEL = re.compile(r"luggage-(\d{4})-(\d+)-of-(\d+)\.part")
 
 
 def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, again: bool = False) -> list[Path]:
-    """Write the next parcel; its pieces."""
+    """Write the next parcel; returns its pieces."""
     if not (source / "steps.jsonl").is_file() and not (source / "runs").is_dir():
         raise GeneralistError(f"{source} holds no experiments: neither steps.jsonl nor runs")
     if min(mib, piece_mib) <= 0:
@@ -66,7 +66,7 @@ def pack(source: Path, into: Path, *, mib: float = 48, piece_mib: float = 15, ag
                 raise GeneralistError(f"--mib {mib:g}: {name} alone has {len(content) / MIB:.1f} MiB; allow more")
             member = tarfile.TarInfo(name)
             member.mtime = changed / 1e9
-            if content in inside:  # the best epoch was the last, which has a snapshot, too
+            if content in inside:  # the best epoch was the last, which has a snapshot as well
                 member.type, member.linkname = tarfile.LNKTYPE, inside[content]
                 parcel.addfile(member)
             elif len(content) <= room:
@@ -93,7 +93,7 @@ def found(source: Path, patterns: Sequence[str]) -> Iterator[Path]:
 
 
 def rounded(path: Path) -> bytes:
-    """The file of weights in half precision; `about` in it as it is."""
+    """The file of weights in half precision; its `about` is unchanged."""
     state, about = load_weights(path)
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / path.name
@@ -106,7 +106,7 @@ def cut(content: bytes, size: int) -> list[bytes]:
 
 
 def unpack(source: Path, into: Path) -> list[str]:
-    """Lay out all parcels, later ones over earlier ones; the networks among what they held."""
+    """Unpack all parcels, later ones over earlier ones; returns the networks among their files."""
     unpacked = []
     for number, pieces in parcels(source).items():
         whole = b"".join(piece.read_bytes() for piece in pieces)
@@ -127,7 +127,7 @@ def unpack(source: Path, into: Path) -> list[str]:
 
 
 def parcels(source: Path) -> dict[int, list[Path]]:
-    """The pieces of each parcel in their order; refused where one is missing."""
+    """The pieces of each parcel, in order; an error if one is missing."""
     known = dict[int, dict[int, Path]]()
     lengths = dict[int, int]()
     for path in sorted(source.glob("luggage-*.part")):
@@ -147,7 +147,7 @@ def parcels(source: Path) -> dict[int, list[Path]]:
 
 
 def lay_out(parcel: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
-    """One file, if it is one that `pack` packs."""
+    """Unpack one file, if it is one that `pack` packs."""
     if not (member.isfile() or member.islnk()) or not is_ours(member.name):
         raise GeneralistError(f"a parcel holds {member.name!r}, which is none of the files that are packed")
     path, stream = into / member.name, parcel.extractfile(member)
@@ -156,7 +156,7 @@ def lay_out(parcel: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
     if path.suffix == ".safetensors":
         state, about = load_weights(path)
         save_weights(path, {key: t.float() if t.dtype == torch.half else t for key, t in state.items()}, about)
-    os.utime(path, (member.mtime, member.mtime))  # what was measured counts where it is younger than the weights
+    os.utime(path, (member.mtime, member.mtime))  # measurements count if they are younger than the weights
 
 
 def is_ours(name: str) -> bool:

@@ -1,10 +1,10 @@
-"""Where the networks of the headline lie beside the published ones: the first picture of docs/results/cifar10.md.
+"""Our headline networks next to the published ones: the first picture of docs/results/cifar10.md.
 
     python benchmarks/plane.py docs/results --out docs/images/cifar10-plane.svg
 
-Natural accuracy against AutoAttack, linf on the left and l2 on the right; the mean over seeds where there are several,
-with bars of their standard deviation. An arrow leads from each published variant to ours. The dashed line is one
-learner's own trade-off: what mixing has to beat.
+Natural accuracy against AutoAttack, linf on the left and l2 on the right: the mean over seeds if there are several,
+with bars for their standard deviation. An arrow leads from each published variant to ours. The dashed line is one
+learner's own trade-off, which mixing has to beat.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PAIRS = {
     "Generalist-D (linf + l2)": ("**`cifar10-resnet18-d-linf-l2`**", "#c2570c"),
     "Generalist-T": ("**`cifar10-resnet18-t`** (natural + linf + l2)", "#4b3f9e"),
 }
-"""The published variants, ours of each, and the colour of both."""
+"""The published variants, with our network for each and the colour of both."""
 STAND_IN = {"Generalist-T": "`cifar10-resnet18-t` with its earlier settings: gamma 0.7, even shares"}
-"""What is drawn as long as a variant itself has not been measured."""
+"""What is drawn until a variant itself has been measured."""
 OTHERS = {
     "published: AT": "AT",
     "published: TRADES with beta 6": "TRADES 6",
@@ -36,19 +36,19 @@ OTHERS = {
     "one learner, TRADES with beta 6": "TRADES 6",
     "one learner, TRADES with beta 1": "TRADES 1",
 }
-"""What stands beside them in grey, and its words there."""
+"""Other networks, drawn in grey, with their labels."""
 ALONE = {
     "one learner, AT against linf 8/255": "one learner, 8/255",
     "one learner, against linf 5.75/255 from epoch 120 on": "5.75/255",
     "one learner, against linf 5.25/255 from epoch 120 on": "5.25/255",
 }
-"""One learner on its own way along the trade-off, in grey, with a line."""
+"""Settings of one learner along its trade-off, in grey, joined by a line."""
 GREY = "#6b7280"
 
 
 def place(line: Line, threat: str) -> tuple[list[float], list[float]] | None:
-    """Natural accuracy and AutoAttack of each seed that has it; where none has, what those of its attacks left that
-    were run."""
+    """Natural accuracy and AutoAttack of each seed that has both; if none has, the accuracy under those of its attacks
+    that were run."""
     column = f"aa/{threat}"
     robust_of: Callable[[Figures], float | None] = (
         (lambda own: own.get(column)) if whole(line, threat) else (lambda own: bound_of(own, column))
@@ -92,7 +92,7 @@ def draw(lines: Sequence[Line], out: Path) -> None:
 
 
 def write(axes: Axes, words: str, at: tuple[float, float], *, side: str) -> None:
-    """In small grey letters, with `at` to their right, or below it to the left."""
+    """Write in small grey letters, with `at` to their right, or below it to the left."""
     by = (-6, -3) if side == "right" else (-5, -11)
     axes.annotate(words, at, xytext=by, textcoords="offset points", ha="right", fontsize=8, color=GREY)
 
@@ -100,7 +100,7 @@ def write(axes: Axes, words: str, at: tuple[float, float], *, side: str) -> None
 def mark(
     axes: Axes, line: Line, threat: str, color: str, *, size: float = 7, label: str | None = None
 ) -> tuple[float, float] | None:
-    """One network; hollow: published; a triangle: not all of AutoAttack was run, so that it may lie lower."""
+    """Draw one network. Hollow: published. A triangle: not all of AutoAttack was run, so it may be lower."""
     found = place(line, threat)
     if found is None:
         return None

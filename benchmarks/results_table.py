@@ -1,9 +1,9 @@
-"""The tables of docs/results over several seeds, beside the papers' figures, from the records of experiments.py.
+"""The tables of docs/results over several seeds, next to the papers' figures, from the records of experiments.py.
 
-    python benchmarks/results_table.py docs/results            # writes them into the pages
-    python benchmarks/results_table.py docs/results --check    # says whether a page is not up to date
+        python benchmarks/results_table.py docs/results            # writes them into the pages
+        python benchmarks/results_table.py docs/results --check    # only says whether a page is out of date
 
-In each page they stand between two comments, and nothing else of it is touched.
+In each page they are between two comments; the rest of the page is left alone.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ FIRST, LAST = "<!-- from here on made by benchmarks/results_table.py -->", "<!--
 
 @dataclass(frozen=True)
 class Page:
-    """What is in the tables of one page."""
+    """The contents of the tables of one page."""
 
     path: str
     records: str
-    """The folder with them."""
+    """The folder with the records."""
     dataset: str
-    """As the papers' figures are filed; the network is a ResNet-18."""
+    """The data set as in the papers' figures; the network is a ResNet-18."""
     threats: dict[str, str]
-    """Their columns' names."""
+    """The threats, with the names of their columns."""
     published: dict[str, str]
-    """The papers' methods that stand above ours, and what they are."""
+    """The papers' methods above ours, with descriptions."""
     groups: dict[str, str]
-    """By the name of an experiment with seeds: what it is, in a few words."""
+    """Descriptions in a few words, by the name of an experiment with seeds."""
     leads: tuple[tuple[str, str], ...] = ()
-    """Pairs of which the first is told seed by seed against the second."""
+    """Pairs whose first member is compared with the second, seed by seed."""
 
 
 PAGES = (
@@ -116,10 +116,10 @@ class Line:
     label: str
     seeds: int
     figures: Sequence[Figures]
-    """Of each seed, in percent."""
+    """The figures of each seed, in percent."""
 
     def cell(self, column: str) -> str:
-        """The mean; for AutoAttack that was not run, but whose two APGDs were, what it can be at most."""
+        """The mean; if AutoAttack was not run, but its two APGDs were, the upper bound that these give."""
         if not any(column in own for own in self.figures) and column.startswith("aa/"):
             at_most = [{column: bound} for own in self.figures if (bound := bound_of(own, column)) is not None]
             return f"at most {spread(at_most, column)}" if at_most else "-"
@@ -127,13 +127,13 @@ class Line:
 
 
 def bound_of(own: Figures, column: str) -> float | None:
-    """The lowest that attacks within AutoAttack have left, in percent."""
+    """The lowest accuracy under single attacks of AutoAttack, in percent."""
     names = [f"{attack}/{column.partition('/')[2]}" for attack in ("apgd-ce", "apgd-t", "fab-t", "square")]
     return min((own[name] for name in names if name in own), default=None)
 
 
 def records_of(folder: Path, groups: Sequence[str]) -> list[Record]:
-    """Those of these groups, in their order, by seed."""
+    """The records of these groups, in their order, by seed."""
     read = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return sorted(
         (one for one in read if one["group"] in groups), key=lambda one: (groups.index(one["group"]), seed(one))
@@ -145,7 +145,7 @@ def seed(record: Record) -> int:
 
 
 def figures_of(record: Record) -> Figures:
-    """Of the network that the run keeps."""
+    """The figures of the network that the run keeps."""
     return figures(record["evaluations"]).get("best", {})
 
 
@@ -164,7 +164,7 @@ def lines_of(page: Page, records: Sequence[Record]) -> Iterator[Line]:
 
 
 def written(page: Page, records: Sequence[Record]) -> str:
-    """All of it."""
+    """The text of all tables of a page."""
     lines = list(lines_of(page, records))
     columns = {NATURAL: NATURAL}
     for threat, name in page.threats.items():
@@ -214,7 +214,7 @@ def notes(page: Page, records: Sequence[Record]) -> str:
 
 
 def lead(records: Sequence[Record], first: str, second: str) -> str:
-    """How far one is ahead of the other, over the seeds that both have."""
+    """How far the first is ahead of the second, over the seeds that both have."""
     of = {group: {seed(one): figures_of(one) for one in records if one["group"] == group} for group in (first, second)}
     columns = [
         column
@@ -240,7 +240,7 @@ def each_run(page: Page, records: Sequence[Record], columns: Mapping[str, str]) 
         if own := figures_of(record):
             train = next((step for step in record["steps"] if step["command"].split()[1] == "train"), None)
             cells = [Line("", 1, [own]).cell(column) for column in columns]
-            source = record["environment"].get("from")  # a branch: what came before it has cost time as well
+            source = record["environment"].get("from")  # a branch: what came before it took time as well
             after = f" after {Path(source).name.partition('#')[0]}" if isinstance(source, str) else ""
             cells += [f"{train['seconds'] / 60:.1f}{after}", str(train["jobs"])] if train else ["-", "-"]
             rows.append([f"[{record['name']}]({page.records}/{record['name']}.json)", *cells])
@@ -248,7 +248,7 @@ def each_run(page: Page, records: Sequence[Record], columns: Mapping[str, str]) 
 
 
 def put_in(text: str, made: str, path: Path) -> str:
-    """The page with its tables made anew."""
+    """The page with its tables replaced."""
     if text.count(FIRST) != 1 or text.count(LAST) != 1:
         raise GeneralistError(f"{path} must have one line {FIRST!r} and one {LAST!r}: tables go between them")
     return re.sub(f"{FIRST}.*{LAST}", lambda _: f"{FIRST}\n\n{made}\n\n{LAST}", text, flags=re.DOTALL)

@@ -1,12 +1,12 @@
-"""Two processes beside one: how many times as fast each layout trains, in one run on one machine.
+"""Two processes compared with one: how many times as fast each layout trains, in one run on one machine.
 
     python benchmarks/scaling.py                                           # digits, Generalist-D (linf + l2), CPU
     python benchmarks/scaling.py --recipe cifar10-resnet18-d-linf-l2 --processes 8 --device cuda
 
-Every subject is `generalist.train` as a user calls it, one thread a process: `one process`, then under torchrun each
-layout. They take turns, round by round, so that a machine that slows down slows all of them; the figure of a subject is
-its fastest round, and a round's figure the median of its blocks of iterations. Validation and start-up are not
-counted. Run it on an idle machine with at least as many cores as processes: the spread says whether it was one.
+Every subject is `generalist.train` as a user calls it, with one thread per process: `one process`, then each layout
+under torchrun. They take turns, round by round, so that a machine that slows down slows all of them; a subject's figure
+is its fastest round, and a round's figure is the median over blocks of iterations. Validation and start-up are not
+counted. Run it on an idle machine with at least as many cores as processes: the spread shows whether it was idle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from generalist.core import ranks
 from generalist.training.loop import Listener
 
 BLOCK = 10
-"""Iterations a block."""
+"""Iterations per block."""
 
 LAYOUTS = {
     "learners": ["train.parallel.layout=learners"],
@@ -38,7 +38,7 @@ LAYOUTS = {
 
 
 def measure(recipe: str, changes: list[str], device: str) -> None:
-    """In a process of a job: train, and print rank 0's median seconds an iteration."""
+    """In a process of a job: train, and print rank 0's median seconds per iteration."""
     moments: list[float] = []
     listener = Listener(iteration=lambda done, total: moments.append(time.perf_counter()))
     quiet = ["validation.every=1000000", "validation.steps=1", "train.checkpoint_epochs=1000000"]
@@ -53,7 +53,7 @@ def measure(recipe: str, changes: list[str], device: str) -> None:
 
 
 def timed(args: argparse.Namespace, changes: list[str], processes: int) -> float:
-    """Seconds an iteration of one subject in one round."""
+    """Seconds per iteration of one subject in one round."""
     own = [__file__, "--measure", "--recipe", args.recipe, "--device", args.device]
     own += [word for change in [*args.set, *changes] for word in ("--set", change)]
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -1,8 +1,8 @@
-"""Commands of `generalist`, a few at a time, below one directory; what is done is not repeated.
+"""Commands of `generalist`, a few at a time, in one directory; finished ones are not repeated.
 
 A program says what comes next for each of its names (`next_step`) and what it makes of the results (`write`). Each step
-is a process of its own with its output in OUT/logs/NAME.log and a line in OUT/steps.jsonl when it has ended. The same
-call goes on where an earlier one ended, however it ended; one that still runs is waited for.
+is a separate process with its output in OUT/logs/NAME.log, and a line in OUT/steps.jsonl when it has ended. The same
+call continues where an earlier one ended, however it ended; a step that is still running is waited for.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import IO, Any
 from generalist.core.run import RunDirectory
 
 POLL = 0.2
-"""Seconds between two looks at what runs."""
+"""Seconds between two checks of the running steps."""
 REWRITE = 60.0
-"""Seconds after which what has come of it is written again, though no step has ended: a machine may be lost."""
+"""Seconds after which the results are written again, even if no step has ended: a machine may be lost."""
 PATIENCE = 120.0
-"""Seconds that a step which is asked to stop has for its checkpoint."""
+"""Seconds that a step has for its checkpoint when it is asked to stop."""
 
 
 @dataclass(frozen=True)
 class Step:
     name: str
-    """Whose step it is."""
+    """The name that it is a step of."""
     kind: str
-    """`train`, or what is measured."""
+    """`train`, or the kind of measurement."""
     words: list[str]
     """The words after `generalist`."""
     run: Path
-    """The run that it makes or uses."""
+    """The run that it creates or uses."""
 
     @property
     def command(self) -> str:
@@ -57,11 +57,11 @@ class Running:
     log: IO[bytes]
     since: float
     began: int
-    """Where its output begins in the log."""
+    """Where its output starts in the log."""
 
 
 class Steps:
-    """Base class: `names` in the order in which they are begun."""
+    """Base class; `names` are in the order in which they are started."""
 
     def __init__(
         self,
@@ -77,40 +77,40 @@ class Steps:
         self.began = time.monotonic()
         self.stopped: int | None = None
         self.failed: list[str] = []
-        """Names whose last step failed, in this call."""
+        """Names whose last step failed in this call."""
         self.noted: dict[str, Any] = {}
-        """What each line of steps.jsonl has besides."""
+        """Further entries for each line of steps.jsonl."""
         self.lock: IO[str] | None = None
 
     def next_step(self, name: str) -> Step | None:
-        """The first one that has not left its result; None: all have."""
+        """The first step without a result; None if all have one."""
         raise NotImplementedError
 
     def waits_for(self, name: str) -> str | None:
-        """The other one whose result it needs and that is not there yet."""
+        """Another name whose result it needs and that does not exist yet."""
         return None
 
     def lacks_result(self, step: Step) -> bool:
-        """Whether a step that ended well has not left what it was run for."""
+        """Whether a step that ended well lacks the result that it was run for."""
         after = self.next_step(step.name)
         return after is not None and after.kind == step.kind
 
     def check(self) -> None:
-        """Refuse what lies below `out` already and does not go with what is asked."""
+        """Refuse existing contents of `out` that do not go with this call."""
 
     def write(self) -> None:
-        """What has come of it so far; after every step, and every minute while one runs."""
+        """Write the results so far; called after every step, and every minute while one runs."""
 
     def leave(self, table: str) -> None:
-        """Say where the results are; with a signal's exit code where one has stopped the work."""
+        """Say where the results are; if a signal stopped the work, exit with its code."""
         print(f"table: {self.out / table}")
         if self.stopped:
             sys.exit(128 + self.stopped)
 
-    # -- running them -------------------------------------------------------------------------------------------------
+    # -- running the steps ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All of it, under the directory's lock. SIGINT and SIGTERM stop it, and `stopped` says which."""
+        """Do everything, under the directory's lock. SIGINT and SIGTERM stop it, and `stopped` says which."""
         self.out.mkdir(parents=True, exist_ok=True)
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -136,7 +136,7 @@ class Steps:
             self.write()
 
     def work(self) -> None:
-        """Run every step that is due, a few at a time, until all is done or the time is up."""
+        """Run every step that is due, a few at a time, until all are done or the time is up."""
         waiting, active, written = list(self.names), list[Running](), time.monotonic()
         while active or (waiting and self.time_left()):
             while len(active) < self.jobs and self.time_left() and (name := self._ready(waiting)) is not None:
@@ -174,7 +174,7 @@ class Steps:
             shutil.rmtree(run.path)  # killed before it had written its recipe: nothing to resume, and in the way
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         path = self._log(step)
-        if step.kind != "train" or run.exists():  # an evaluation that another command has left is found by what it is
+        if step.kind != "train" or run.exists():  # an evaluation left by another command is found by its settings
             words.append("--resume")
         log = path.open("ab")
         log.write(f"$ {shlex.join(['generalist', *words])}\n".encode())
@@ -188,7 +188,7 @@ class Steps:
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             pass_fds=[self.lock.fileno()],  # the lock lasts as long as any step, even if this process is killed
-            process_group=0,  # Ctrl-C comes here and is passed on once: twice would cost the checkpoint
+            process_group=0,  # Ctrl-C arrives here and is passed on once: twice would cost the checkpoint
         )
         self.say(f"{step.name}: {shlex.join(words)}")
         return Running(step, process, log, time.monotonic(), began)
@@ -197,12 +197,12 @@ class Steps:
         return self.out / "logs" / f"{step.name}.log"
 
     def begun(self, step: Step) -> bool:
-        """Whether this very command was run before."""
+        """Whether exactly this command was run before."""
         log, begun = self._log(step), (f"$ {step.command}", f"$ {step.command} --resume")
         return log.is_file() and any(line in begun for line in log.read_text(errors="replace").splitlines())
 
     def finish(self, running: Running) -> str:
-        """Note how a step ended; the reason, where it failed."""
+        """Record how a step ended; returns the reason if it failed."""
         running.log.close()
         code, step, reason = running.process.returncode, running.step, ""
         seconds = round(time.monotonic() - running.since, 1)
@@ -221,7 +221,7 @@ class Steps:
         return reason
 
     def _complaint(self, running: Running, code: int) -> str:
-        """The error in a step's output, else how it ended and its last line."""
+        """The error in a step's output, else how it ended, with its last line."""
         with self._log(running.step).open("rb") as stream:
             stream.seek(running.began)
             lines = [line.strip() for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
@@ -254,7 +254,7 @@ class Steps:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The steps that have ended. A line that a kill cut short is left out: it says how one step ended, no figure."""
+    """The steps that have ended. A line cut short by a kill is left out: it only says how one step ended."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         with contextlib.suppress(ValueError):
@@ -263,7 +263,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def add_options(parser: argparse.ArgumentParser, *, each: str) -> None:
-    """The options of how steps are run; `each`: what the names are."""
+    """The options for running steps; `each` says what the names are."""
     parser.add_argument("--jobs", type=int, default=1, help=f"{each} side by side")
     parser.add_argument("--minutes", type=float, help="start no step after so many minutes")
     parser.add_argument("--grace", type=float, help="and stop what runs so many minutes later")
@@ -275,5 +275,5 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         parser.error("--jobs must be at least 1")
     if options.grace is not None and options.minutes is None:
         parser.error("--grace counts from the end of --minutes: give both")
-    if not all((minutes or 0) >= 0 for minutes in (options.minutes, options.grace)):  # nan is neither
+    if not all((minutes or 0) >= 0 for minutes in (options.minutes, options.grace)):  # true for nan as well
         parser.error("--minutes and --grace must be 0 or more")
