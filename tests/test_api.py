@@ -194,7 +194,7 @@ def test_data_that_is_none(run: RunDirectory, data: Any, says: str) -> None:
     [
         ({"attacks": ["fgsn"]}, "unknown attack 'fgsn'; did you mean 'fgsm'"),
         ({"attacks": ["pgd-0"]}, "'pgd-0' has no steps; write 1 or more, as in pgd-20"),
-        ({"attacks": []}, "attacks: none is named"),
+        ({"attacks": []}, "attacks: none is given"),
         ({"threats": ["linf:8"]}, "8/255"),
         ({"threats": ["l3:1"]}, "threat 'l3:1'"),
     ],
@@ -308,7 +308,7 @@ def test_exported_weights_on_a_folder_of_ones_own(run: RunDirectory, tmp_path: P
     with pytest.raises(GeneralistError, match="a folder needs `root`"):
         evaluate(alone, "folder", attacks="natural")
     for data in (None, (images, labels)):
-        with pytest.raises(GeneralistError, match="root is where a data set lies"):
+        with pytest.raises(GeneralistError, match="root is the directory of a data set"):
             evaluate(run, data, root=tmp_path, attacks="natural")
 
 

@@ -625,7 +625,7 @@ def test_runs_that_nothing_is_said_of_are_found_again(
     assert Path("runs/digits-nt/environment.json").read_bytes() == known
     assert Path("runs/digits-nt/last.safetensors").stat().st_mtime_ns == written, "what was measured of it still counts"
     code, out, err = run_main(words, monkeypatch, capsys)
-    assert code == 0 and "runs/digits-nt is there already: this run is runs/digits-nt-2" in out, err
+    assert code == 0 and "runs/digits-nt already exists: this run is runs/digits-nt-2" in out, err
     code, _, err = run_main([*words, "--resume"], monkeypatch, capsys)
     assert code == 2 and "there are several, runs/digits-nt, runs/digits-nt-2; name the run" in err
     Path("runs/digits-nt/last.safetensors").unlink()
@@ -652,12 +652,12 @@ def test_a_signal_leaves_a_checkpoint_and_resume_finishes(
     measure = ["evaluate", "run", "--attacks", "natural", "--device", "cpu"]
     code, out, err = run_main(measure, monkeypatch, capsys)
     best = load_weights(directory.model)[1]["epoch"]
-    said = f"Warning: measured before the run had come to its end: its network of epoch {best}\n"
+    said = f"Warning: measured before the run finished, on its network of epoch {best}\n"
     assert code == 0 and said in out, err
     code, out, err = run_main([*LONG, "--resume"], monkeypatch, capsys)
     assert code == 0, err
     assert "resuming run at step" in out
     code, out, err = run_main([*measure, "--out", "again"], monkeypatch, capsys)
-    assert code == 0 and "come to its end" not in out, err
+    assert code == 0 and "before the run finished" not in out, err
     assert [record["epoch"] for record in directory.read_metrics()] == [*range(1, EPOCHS + 1)]
     assert directory.last.is_file()

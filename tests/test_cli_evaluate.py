@@ -162,7 +162,7 @@ def test_shards_and_merge(
         (["--attacks", "pgd"], "unknown attack 'pgd'; write it with its steps, as in pgd-20"),
         (["--attacks", "PGD20"], "unknown attack 'PGD20'; write pgd-20"),
         (["--threats", "linf:8"], "write 8/255, not 8"),
-        (["--threats", ","], "threats: none is named"),
+        (["--threats", ","], "threats: none is given"),
         (["--attacks", "cw-l2"], "cw-l2 is for l2 threats and cannot judge linf:0.18"),
         (["--preset", "paper"], "unknown preset 'paper'; did you mean 'papers'"),
         (["--mode", "all"], "--mode is each or cascade, not 'all'"),
@@ -171,10 +171,10 @@ def test_shards_and_merge(
         (["--batch-size", "0"], "batch_size must be at least 1"),
         (["--shards", "3/2"], "write i/n"),
         (["--corruptions", ""], "--corruptions names none"),
-        (["--merge", "--seed", "7"], "and no --seed"),
-        (["--merge", "--perturbations"], "and no --perturbations"),
-        (["--merge", "--precision", "fast"], "and no --precision"),
-        (["--merge", "--batch-size", "8"], "and no --batch-size"),
+        (["--merge", "--seed", "7"], "without --seed"),
+        (["--merge", "--perturbations"], "without --perturbations"),
+        (["--merge", "--precision", "fast"], "without --precision"),
+        (["--merge", "--batch-size", "8"], "without --batch-size"),
         (["--shards", "1"], "write i/n"),
         (["--seed", "-1"], "seed"),
         (["--model", "teacher"], "keeps no learner 'teacher'; choose best, last, global, "),
@@ -182,7 +182,7 @@ def test_shards_and_merge(
         (["--model", "linf@9"], "has no snapshot of epoch 9; kept: "),
         (["--model", "teacher@3"], "keeps no learner 'teacher'; choose best, last, global, "),
         *((["--model", name], f"{name.strip()!r} names no network") for name in ODD),
-        (["--merge", "--model", "best"], "--merge joins parts as they lie there"),
+        (["--merge", "--model", "best"], "--merge joins existing parts"),
         (["--model", ","], "--model names no network"),
         (["--data", "cifar11"], "unknown data set 'cifar11'"),
         (["--device", "tpu"], "unknown device 'tpu'"),
@@ -214,10 +214,10 @@ def test_no_run_and_no_threat(
     assert code == 2 and "trains against no threat" in err
     alone = shutil.copy(natural.model, tmp_path / "alone.safetensors")
     found = evaluate(alone, "digits", attacks=["natural", "fgsm"], samples=20)
-    assert "nothing says which threats are meant: linf:8/255 is taken" in found.summary["warnings"]
+    assert "no threats were given: evaluated with linf:8/255" in found.summary["warnings"]
     for threats, attacks in (("linf:0.1", "fgsm"), (None, "natural")):
         found = evaluate(alone, "digits", threats=threats, attacks=attacks, samples=20)
-        assert not [text for text in found.summary["warnings"] if "is taken" in text]
+        assert not [text for text in found.summary["warnings"] if "no threats were given" in text]
     found = evaluate(natural, attacks=["natural", "fgsm"], preset="papers", samples=20)
     assert set(found) == {"natural", "fgsm/linf:8/255", "fgsm/l2:128/255"}
 

@@ -179,7 +179,7 @@ def test_unions_of_weaker_attacks_beside_autoattacks_are_told(tmp_path: Path) ->
     tried = {"l2:0.7": Accuracy(30, 100).as_json(), "linf:0.18": Accuracy(32, 100).as_json()}
     more = {"worst_case": tried, "union_worst_case": Accuracy(29, 100).as_json()}
     write_summary(runs[1], "a", {"natural": Accuracy(98, 100).as_json()}, **more)
-    said = f"{UNION_WORST}: of weaker attacks than AutoAttack, and so too high beside it: weak"
+    said = f"{UNION_WORST}: under attacks weaker than AutoAttack, and so too high next to it: weak"
     assert said in compare(runs).remarks()
     assert not any("weaker" in text for run in runs for text in compare([run]).remarks())
 

@@ -157,11 +157,11 @@ def damaged(line: int, change: Callable[[str], str]) -> Callable[[list[str]], No
         (damaged(2, lambda line: "{\n"), "line 3 of .* is damaged"),
         (
             damaged(2, lambda line: '{"what": "fog/1", "batch": 0, "right": 5, "answers": 4, "flips": 0}\n'),
-            "no more can",
+            "answers can be right or flip",
         ),
         (
             damaged(2, lambda line: '{"what": "fog/1", "batch": 0, "right": 0, "answers": 0, "flips": 0}\n'),
-            "no more can",
+            "answers can be right or flip",
         ),
         (damaged(2, lambda line: '{"what": "fog/1", "batch": -1, "right": 1, "answers": 4, "flips": 0}\n'), "-1 is no"),
         (
@@ -183,7 +183,7 @@ def test_damage_is_told(tmp_path: Path, damage: Callable[[list[str]], None], say
 
 def test_without_resume_a_result_that_lies_there_is_replaced(tmp_path: Path, whole: bytes) -> None:
     folder = evaluate(tmp_path / "out")
-    with pytest.raises(RunError, match="is whole already: --resume shows it and repeats nothing"):
+    with pytest.raises(RunError, match="is already complete: --resume shows it without repeating anything"):
         evaluate(tmp_path / "out", resume=False)
     (folder / "records-1-of-1.jsonl").unlink()
     model = Counted()

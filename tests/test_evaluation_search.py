@@ -98,7 +98,7 @@ class Branching(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "says"), [(Halved, "its folded form answers otherwise"), (Branching, "it cannot be traced")]
+    ("wrapper", "says"), [(Halved, "its folded form gives other answers"), (Branching, "it cannot be traced")]
 )
 def test_what_cannot_be_folded_is_searched_as_it_is_and_the_summary_says_why(
     wrapper: type[nn.Module], says: str, tmp_path: Path

@@ -110,7 +110,7 @@ def test_resuming_what_is_finished_runs_nothing(model: nn.Module, images: ImageS
     again = run(model, images, tmp_path, attacks=("natural", "pgd-3"), resume=True, listener=moments.append)
     assert again == first and moments == []
     assert next(iter(shard_files(only(tmp_path)).values())).read_bytes() == before
-    with pytest.raises(RunError, match="is whole already: --resume shows it and repeats nothing"):
+    with pytest.raises(RunError, match="is already complete: --resume shows it without repeating anything"):
         run(model, images, tmp_path, attacks=("natural", "pgd-3"))
 
 
@@ -284,7 +284,7 @@ def test_masked_gradients_are_pointed_out(model: nn.Module) -> None:
     masked = run(Shattered(model), first_images(60), attacks=attacks, threats=(LINF,))
     assert masked["fgsm/linf:0.12"].correct > masked["square/linf:0.12"].correct
     assert any("square, which uses no gradients, broke" in text for text in masked.summary["warnings"])
-    assert any("answers move in steps on" in text for text in masked.summary["warnings"]), masked.summary["warnings"]
+    assert any("outputs change in steps on" in text for text in masked.summary["warnings"]), masked.summary["warnings"]
     plain = run(model, first_images(60), attacks=("natural", "pgd-20", Square(queries=100)), threats=(LINF,))
     assert plain.summary["warnings"] == []
 
@@ -314,7 +314,7 @@ def test_each_kind_of_model_gets_the_warning_that_fits_it(model: nn.Module) -> N
     by_batch = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), model)
     for subject, says in (
         (Scaled(model), "the cross-entropy has no gradient on"),
-        (nn.Sequential(model, nn.Softmax(1)), "the model gives probabilities and no logits"),
+        (nn.Sequential(model, nn.Softmax(1)), "the model returns probabilities instead of logits"),
         (by_batch, "changes with the others in its batch"),
     ):
         warnings = run(subject, images, **settings).summary["warnings"]
@@ -351,9 +351,9 @@ class Detached(nn.Module):
 def test_models_that_answer_at_random_or_have_no_gradient(model: nn.Module) -> None:
     images = first_images(20)
     noisy = run(Noisy(model), images, attacks=("natural", "pgd-2"), threats=(LINF, L2))
-    assert [text for text in noisy.summary["warnings"] if "differently each time: use aa-rand" in text] == (
-        noisy.summary["warnings"][:1]
-    )
+    assert [
+        text for text in noisy.summary["warnings"] if "different answers to the same image: use aa-rand" in text
+    ] == (noisy.summary["warnings"][:1])
     assert len(noisy.summary["warnings"]) == 1
     blind = run(Detached(model), images, attacks=(Square(queries=5),), threats=(LINF,))
     assert blind.summary["warnings"] == [] and set(blind) == {"square/linf:0.12"}
@@ -434,7 +434,7 @@ def test_merge_refuses_what_is_not_whole(model: nn.Module, images: ImageSet, tmp
     whole = second.read_bytes()
     run(model, images, tmp_path / "thirds", attacks=("pgd-2",), shard=2, shards=3)
     stray = shutil.copy(only(tmp_path / "thirds") / "records-2-of-3.jsonl", folder)
-    with pytest.raises(RunError, match=r"records-2-of-3.jsonl is of another evaluation"):
+    with pytest.raises(RunError, match=r"records-2-of-3.jsonl belongs to another evaluation"):
         merge_below(folder)
     Path(stray).unlink()
     shutil.rmtree(tmp_path / "thirds")
@@ -442,7 +442,7 @@ def test_merge_refuses_what_is_not_whole(model: nn.Module, images: ImageSet, tmp
     with pytest.raises(RunError, match=r"not finished: \d+ samples are left"):
         merge_below(tmp_path)
     second.write_bytes(whole.replace(b'"batch_size":25', b'"batch_size":26', 1))
-    with pytest.raises(RunError, match=r"of another evaluation \(other batch_size\)"):
+    with pytest.raises(RunError, match=r"belongs to another evaluation \(other batch_size\)"):
         merge_below(tmp_path)
     second.write_bytes(b"{}\n" + whole)
     with pytest.raises(RunError, match="does not begin like"):
@@ -483,7 +483,7 @@ def test_merge_believes_no_header_that_claims_more_than_its_file_holds(
 
 def test_resume_refuses_another_evaluation(model: nn.Module, images: ImageSet, tmp_path: Path) -> None:
     run(model, images, tmp_path, attacks=("pgd-2",), shard=1, shards=2)
-    with pytest.raises(RunError, match=r"unfinished evaluation .* is another one \(other batch_size, seed\)"):
+    with pytest.raises(RunError, match=r"unfinished evaluation .* has other settings \(other batch_size, seed\)"):
         run(model, images, tmp_path, attacks=("pgd-2",), resume=True, batch_size=30, seed=4)
     with pytest.raises(RunError, match="other weights"):
         run(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), images, tmp_path, attacks=("pgd-2",), resume=True)
@@ -494,7 +494,7 @@ def test_resume_refuses_another_evaluation(model: nn.Module, images: ImageSet, t
     [
         ({"images": torch.full((4, 1, 8, 8), 1.5)}, r"must lie in \[0, 1\], not in \[1.5, 1.5\]"),
         ({"images": torch.full((4, 1, 8, 8), torch.nan)}, r"must lie in \[0, 1\]"),
-        ({"labels": torch.tensor([0, 1, 2, 10])}, r"labels range over 0..10, but the model tells 10 classes"),
+        ({"labels": torch.tensor([0, 1, 2, 10])}, r"labels range over 0..10, but the model has 10 classes"),
         ({"labels": torch.tensor([0, -1, 2, 3])}, "labels range over -1..3"),
     ],
 )

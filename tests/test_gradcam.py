@@ -93,12 +93,12 @@ def test_other_precisions_are_those_of_the_model() -> None:
         ({"images": torch.zeros(1, 1, 4, 4, dtype=torch.uint8)}, "float tensor"),
         ({"images": 2 * IMAGE}, r"must lie in \[0, 1\]"),
         ({"images": IMAGE * float("nan")}, "must lie in"),
-        ({"target": 2}, "tells 2 classes apart"),
-        ({"target": -1}, "tells 2 classes apart"),
+        ({"target": 2}, "has 2 classes, 0 to 1"),
+        ({"target": -1}, "has 2 classes, 0 to 1"),
         ({"target": torch.tensor([0, 1])}, "one for each of the 1 images"),
         ({"target": torch.tensor([0.0])}, "one for each of the 1 images"),
         ({"layer": "nowhere"}, "no layer 'nowhere'; its convolutions are conv"),
-        ({"layer": "linear"}, "puts out no feature map"),
+        ({"layer": "linear"}, "returns no feature map"),
     ],
 )
 def test_mistakes_are_told(arguments: dict[str, Any], message: str) -> None:

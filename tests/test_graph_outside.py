@@ -214,7 +214,7 @@ def test_a_trace_that_answers_otherwise_is_not_attacked(tmp_path: Path) -> None:
     said: list[str] = []
     build.fold(instance.learners[0], instance.train_images, compiled=False, say=said.append)
     assert instance.learners[0].view.constant is None
-    assert len(said) == 1 and said[0].endswith("its folded form answers otherwise")
+    assert len(said) == 1 and said[0].endswith("its folded form gives other answers")
 
 
 def test_a_run_may_go_on_under_another_engine(tmp_path: Path) -> None:

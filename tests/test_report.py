@@ -168,7 +168,7 @@ BREAKS: list[tuple[Callable[[Path], None], str]] = [
     (drift_beyond_numbers, "metrics.jsonl is damaged: line 1: validation.drift"),
     (corrupt_beyond_numbers, "corruptions.json is damaged"),
     (break_environment, "environment.json is damaged"),
-    (break_summary, "is no accuracy"),
+    (break_summary, "is not an accuracy"),
     (break_classes, "summary.json is damaged: classes.a.natural"),
     (break_corruptions, "corruptions.json is damaged"),
     (break_curve, "curve.json is damaged"),

@@ -87,7 +87,7 @@ def train(
         check_ranks(whole, source, group)
         run, resume = shared_directory(whole, out, resume=resume, group=group, trust_code=trust_code)
         if out is None and not resume and run.path.name != folder_of(whole) and listener and group.first:
-            listener.say(f"{run.path.with_name(folder_of(whole))} is there already: this run is {run.path}")
+            listener.say(f"{run.path.with_name(folder_of(whole))} already exists: this run is {run.path}")
         train_runs(
             whole,
             run,
@@ -243,7 +243,7 @@ def _path_of(run: RunLike) -> Path:
     except TypeError:
         kind = type(run).__name__
         raise RunError(
-            f"this is a {kind}, neither a run, a weights file nor a torch.nn.Module: wrap it in a module"
+            f"expected a run, a weights file or a torch.nn.Module, not {kind}: wrap it in a module"
         ) from None
 
 
@@ -252,7 +252,7 @@ def _unfinished(path: Path, about: dict[str, Any]) -> tuple[str, ...]:
     run = RunDirectory(path)
     if not run.exists() or run.last.is_file():
         return ()
-    return (f"measured before the run had come to its end: its network of epoch {about.get('epoch')}",)
+    return (f"measured before the run finished, on its network of epoch {about.get('epoch')}",)
 
 
 def _changed(path: Path, images: Images) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ def _listed(
 ) -> list[str | Attack | AutoAttack]:
     listed = [*attacks] if isinstance(attacks, list | tuple) else [cast(str | Attack | AutoAttack, attacks)]
     if not listed:
-        raise GeneralistError("attacks: none is named; write natural for no attack, or names as in natural,pgd-20")
+        raise GeneralistError("attacks: none is given; write natural for no attack, or names as in natural,pgd-20")
     return listed
 
 
@@ -318,7 +318,7 @@ def _threats(
             raise RunError("this run trains against no threat: say which to evaluate, as in --threats linf:8/255")
         threats = threats if recipe or threats else DEFAULT_THREATS
     elif not threats and any(attack != "natural" for attack in attacks):
-        raise RunError("threats: none is named, but attacks need one, as in linf:8/255")
+        raise RunError("threats: none is given, but attacks need one, as in linf:8/255")
     listed = [threats] if isinstance(threats, str | ThreatOptions) else threats
     if not isinstance(listed, Sequence) or not all(isinstance(threat, str | ThreatOptions) for threat in listed):
         raise RunError(f"threats: {threats!r} names none; write norm:eps, as in 'linf:8/255'")
@@ -341,7 +341,7 @@ def _source_of(
         size = shape[1] if shape and shape[1] == shape[2] else None
         return images_of(data, root=root, resolution=size, trust_code=trust_code)
     if root is not None:
-        raise RunError("root is where a data set lies that `data` names: name one, as in data='folder'")
+        raise RunError("root is the directory of a data set that `data` names: name one, as in data='folder'")
     return own_images(home.data if home is not None else None, trust_code=trust_code)
 
 
@@ -363,7 +363,7 @@ def _warnings(
     """Warnings about the images, about threats that are `assumed`, and about the run, if the images are its `own`."""
     found = source.warnings
     if assumed:
-        found = (*found, f"nothing says which threats are meant: {', '.join(DEFAULT_THREATS)} is taken")
+        found = (*found, f"no threats were given: evaluated with {', '.join(DEFAULT_THREATS)}")
     if isinstance(model, nn.Module):
         return found
     path, known, size = _path_of(model), _shape_in(about), tuple(source.images.shape[1:])

@@ -43,7 +43,5 @@ def _targets(target: int | Tensor, model: nn.Module, x: Tensor) -> Tensor:
     if y.dtype.is_floating_point or y.dtype == torch.bool or y.shape != (len(x),):
         raise GeneralistError(f"target must be a class, or one for each of the {len(x)} images, not {target!r:.80}")
     if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise GeneralistError(
-            f"target: the model tells {classes} classes apart, 0 to {classes - 1}, not {target!r:.80}"
-        )
+        raise GeneralistError(f"target: the model has {classes} classes, 0 to {classes - 1}, not {target!r:.80}")
     return y.long()

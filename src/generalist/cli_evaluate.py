@@ -129,7 +129,7 @@ def _only_merge(**given: object) -> None:
         if value is not None:
             option = name.replace("_", "-")
             raise GeneralistError(
-                f"--merge joins parts as they lie there: name the evaluation's folder, and no --{option}"
+                f"--merge joins existing parts: give only the evaluation's folder, without --{option}"
             )
 
 
@@ -146,7 +146,7 @@ def _networks(subject: Path, model: str | None) -> list[str]:
         if not (file := weights_file(subject, name)).is_file() and subject.is_dir():
             run = RunDirectory(subject)
             early = run.exists() and not run.last.is_file() and name == "best"
-            why = ": the run has not come to its first validation" if early else ""
+            why = ": the run has not reached its first validation" if early else ""
             raise GeneralistError(f"there is no weights file {file}{why}")
     return names
 

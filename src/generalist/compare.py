@@ -214,7 +214,7 @@ def _together(summary: dict[str, Any]) -> dict[str, str]:
 def _cell(entry: Any, path: Path) -> Cell:
     correct, total = (entry.get(key) if isinstance(entry, dict) else None for key in ("correct", "total"))
     if type(correct) is not int or type(total) is not int or not 0 <= correct <= total or not 0 < total < 2**53:
-        raise RunError(f"{path} is damaged: {str(entry)[:80]!r} is no accuracy; evaluate again")
+        raise RunError(f"{path} is damaged: {str(entry)[:80]!r} is not an accuracy; evaluate again")
     accuracy = Accuracy(correct, total)
     low, high = accuracy.interval
     return Cell(accuracy.value, low, high, total)
@@ -222,7 +222,7 @@ def _cell(entry: Any, path: Path) -> Cell:
 
 def _share(value: float, path: Path) -> float:
     if not 0 <= value <= 1:
-        raise RunError(f"{path} is damaged: {value} is no share; evaluate again")
+        raise RunError(f"{path} is damaged: {value} is not a share; evaluate again")
     return float(value)
 
 
@@ -274,7 +274,7 @@ class Comparison:
             weak = [row.name for row in having if not under_autoattack(row, column)]
             if column.startswith(UNION_WORST) and 0 < len(weak) < len(having):
                 said.append(
-                    f"{column}: of weaker attacks than AutoAttack, and so too high beside it: {'; '.join(weak)}"
+                    f"{column}: under attacks weaker than AutoAttack, and so too high next to it: {'; '.join(weak)}"
                 )
         means = [(row, cell) for row in self.rows if row.source == OURS for cell in row.cells.values() if cell.runs]
         if unlike := dict.fromkeys(row.name for row, cell in means if cell.samples is None):

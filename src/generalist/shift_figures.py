@@ -78,7 +78,7 @@ class Corruptions(_Read):
     def _of_the_same_images(self) -> Self:
         totals = {accuracy.total for found in self.corruptions.values() for accuracy in found.severities.values()}
         if len(totals) > 1:
-            raise ValueError("corruptions of one evaluation are of the same number of images")
+            raise ValueError("all corruptions of an evaluation must have the same number of images")
         return self
 
 
@@ -117,9 +117,9 @@ def read_shift(folder: Path) -> Shifted | None:
     if not path.exists():
         return None
     if not path.is_file():
-        raise RunError(f"{path} is no file: remove it, or evaluate again")
+        raise RunError(f"{path} is not a file: remove it, or evaluate again")
     if path.stat().st_size > MAX_BYTES:
-        raise RunError(f"{path} is too large to be one of corruptions; evaluate again")
+        raise RunError(f"{path} is too large for a file of corruptions; evaluate again")
     try:
         return Shifted.model_validate_json(path.read_bytes())
     except ValidationError as error:

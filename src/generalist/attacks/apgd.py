@@ -193,4 +193,4 @@ def starting_point(attack: str, batch: Batch, round: Tensor, *, threat: Threat, 
 def check_norm(attack: str, threat: Threat) -> None:
     """Refuse a norm for which there is no search."""
     if threat.name not in SEARCHES:
-        raise GeneralistError(f"{attack} knows no norm {threat.name!r}; it has {', '.join(SEARCHES)}")
+        raise GeneralistError(f"{attack} does not support the norm {threat.name!r}; it has {', '.join(SEARCHES)}")

@@ -101,6 +101,6 @@ def answers(logits: Tensor, index: Tensor, *, under: str = "") -> Tensor:
         # argmax takes nan for the largest, so a model that outputs nan could pass for correct.
         raise GeneralistError(
             f"the model outputs NaN on {count} of {len(logits)} images in a batch (the first is image "
-            f"{int(index[nan][0])}){under}: mend the model, or evaluate it in float32 as after model.float()"
+            f"{int(index[nan][0])}){under}: fix the model, or evaluate it in float32 as after model.float()"
         )
     return logits.argmax(1)

@@ -31,7 +31,7 @@ def images_of(data: Any, *, root: str | Path | None = None, resolution: int | No
             raise DataError(str(error.errors()[0]["msg"]).removeprefix("Value error, ")) from None
         return _test_split(options, trust_code=trust_code)
     if root is not None:
-        raise RunError("root is where a data set lies that `data` names: leave it out")
+        raise RunError("root is the directory of a data set given by name: leave it out")
     if isinstance(data, tuple | list) and len(data) == 2:
         return Source(from_arrays(data[0], data[1]), "arrays")
     if isinstance(data, Dataset):

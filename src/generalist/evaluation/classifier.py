@@ -30,8 +30,8 @@ def check_classifier(model: nn.Module, images: Images, device: torch.device | st
         except GeneralistError:
             if 2 <= first.outputs < classes:  # the classes are the labels' own: rather these are wrong than the model
                 raise DataError(
-                    f"{images.name}: labels up to {classes - 1} are of {classes} classes, but the model tells "
-                    f"{first.outputs} apart: renumber the labels from 0, or evaluate the model that belongs to them"
+                    f"{images.name}: labels up to {classes - 1} mean {classes} classes, but the model has "
+                    f"{first.outputs}: renumber the labels from 0, or evaluate the model that belongs to them"
                 ) from None
             raise
     else:

@@ -49,7 +49,7 @@ class Counts:
         """What an earlier process has written."""
         right, answers, flips = (whole_number(line[name]) for name in ("right", "answers", "flips"))
         if answers < 1 or max(right, flips) > answers:
-            raise ValueError(f"of {answers} answers no more can be right or flip")
+            raise ValueError(f"only {answers} answers can be right or flip")
         self._found[str(line["what"]), whole_number(line["batch"])] = Count(right, answers, flips)
 
     def total(self, what: str, batches: int) -> Count:
@@ -81,5 +81,5 @@ def _begins_with(path: Path, identity: Mapping[str, Any]) -> bool:
     except (ValueError, RecursionError):
         before = None
     if before != identity:
-        raise RunError(f"{path} is of another evaluation: remove it and go on")
+        raise RunError(f"{path} belongs to another evaluation: remove it and continue")
     return True

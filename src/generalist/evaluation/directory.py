@@ -32,7 +32,7 @@ def choose_folder(out: Path, header: Header, *, resume: bool) -> Path:
             found = _any_header(other) if other.name.startswith(prefix) and not (other / SUMMARY).is_file() else None
             if found is not None:
                 raise RunError(
-                    f"the unfinished evaluation {other} is another one ({difference(found, header)}): "
+                    f"the unfinished evaluation {other} has other settings ({difference(found, header)}): "
                     "repeat its settings to resume it, or leave --resume out"
                 )
     return folder
@@ -57,7 +57,7 @@ def read_shards(folder: Path) -> tuple[Header, Verdicts]:
     first = headers[min(headers)]
     for part, path in files.items():
         if part[1] != first.shards or headers[part].shared() != first.shared():
-            raise RunError(f"{path} is of another evaluation ({difference(first, headers[part])}): remove it")
+            raise RunError(f"{path} belongs to another evaluation ({difference(first, headers[part])}): remove it")
     if missing := set(range(1, first.shards + 1)) - {shard for shard, _ in files}:
         raise RunError(f"{folder} lacks shard {min(missing)}/{first.shards}: evaluate it, or copy its records here")
     _check_size(folder, first, files.values())
@@ -71,7 +71,7 @@ def _check_size(folder: Path, header: Header, files: Iterable[Path]) -> None:
     """Refuse a header that claims more than its files hold, before memory is allocated for it."""
     samples = header.images if header.indices is None else len(header.indices)
     if samples * SHORTEST_LINE > sum(path.stat().st_size for path in files):
-        raise RunError(f"{folder} is not finished, or damaged: it has fewer lines than samples; evaluate with --resume")
+        raise RunError(f"{folder} is unfinished or damaged: it has fewer lines than samples; evaluate with --resume")
     if samples * sum(header.rounds.values()) > MOST_VERDICTS:
         raise RunError(f"{folder} is damaged: no evaluation has so many rounds")
 
@@ -103,7 +103,7 @@ def merge_below(path: Path) -> dict[str, Any]:
 def _header(path: Path) -> Header:
     header = read_header(path)
     if header is None:
-        raise RunError(f"{path} has no whole line: evaluate that shard again")
+        raise RunError(f"{path} has no complete line: evaluate that shard again")
     return header
 
 

@@ -40,8 +40,8 @@ def _told(attack: Attack) -> str:
     """All that an attack is, in words; one without words of its own would pass for any other of its class."""
     if type(attack).__repr__ is object.__repr__:
         raise GeneralistError(
-            f"attack {attack.name!r}: records need to know it again: make {type(attack).__name__} a dataclass, or give "
-            "it a __repr__ with its settings"
+            f"attack {attack.name!r}: records must be able to recognise it: make {type(attack).__name__} a dataclass, "
+            "or give it a __repr__ with its settings"
         )
     return _ADDRESS.sub("", repr(attack))
 

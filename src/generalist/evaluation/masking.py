@@ -33,14 +33,12 @@ FEWEST = 3
 _PROBED = "the first images"
 _HIDDEN = "attacks that follow gradients may find little; trust Square more than them"
 _SURE = "attacks on it (pgd, apgd-ce) may find little; trust apgd-t and Square more than them"
-_RANDOM = "the model answers the same image differently each time: use aa-rand, which averages over its randomness"
-_COMPANY = "the model's answer to an image changes with the others in its batch: no verdict is one on a single image"
-_DYNAMIC = (
-    "the model takes gradients of its own while it answers: only an attack made for that can tell how robust it is"
-)
+_RANDOM = "the model gives different answers to the same image: use aa-rand, which averages over its randomness"
+_COMPANY = "the model's answer to an image changes with the others in its batch, so no verdict is about a single image"
+_DYNAMIC = "the model computes gradients in its forward pass: only an attack made for that can measure its robustness"
 _PROBABILITIES = (
-    "the model gives probabilities and no logits: where these round to 0 and 1 attacks find no gradient, and the model "
-    "seems more robust than it is; leave its last softmax out"
+    "the model returns probabilities instead of logits: where they round to 0 or 1, attacks find no gradient and the "
+    "model seems more robust than it is; remove its final softmax"
 )
 
 
@@ -55,7 +53,7 @@ def model_warnings(model: nn.Module, batch: Batch, plan: Plan, *, seed: int) -> 
         return found
     found += [_PROBABILITIES] if bool(gives_probabilities(model, batch.x).all()) else []
     if (share := _share(answers_in_steps(model, batch, seed=seed))) >= COMMON:
-        found.append(f"the model's answers move in steps on {share:.0%} of {_PROBED}: {_HIDDEN}")
+        found.append(f"the model's outputs change in steps on {share:.0%} of {_PROBED}: {_HIDDEN}")
     elif (share := _share(zero_gradient(model, batch))) >= COMMON:
         found.append(f"the cross-entropy has no gradient on {share:.0%} of {_PROBED}: {_SURE}")
     for threat in dict.fromkeys(step.threat for step in plan.steps):

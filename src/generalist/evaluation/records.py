@@ -140,7 +140,7 @@ def _add_line(line: Any, verdicts: Verdicts) -> None:
     if "seconds" in line:
         seconds = line["seconds"]
         if type(seconds) not in (int, float) or not 0 <= seconds < 1e12:  # false for nan, too
-            raise TypeError(f"{seconds!r:.40} is no time")
+            raise TypeError(f"{seconds!r:.40} is not a time")
         verdicts.add_seconds(_key(line), seconds)
         return
     position = np.asarray([verdicts.position(whole_number(line["sample"]))])
@@ -231,12 +231,11 @@ def open_records(folder: Path | None, header: Header, verdicts: Verdicts, *, res
 def _check_resume(path: Path, before: Header, header: Header, *, resume: bool) -> None:
     if not resume:
         done = (path.parent / SUMMARY).is_file() and before.shared() == header.shared()
-        there = (
-            "is whole already: --resume shows it and repeats nothing" if done else "has records: go on with --resume"
-        )
+        complete = "is already complete: --resume shows it without repeating anything"
+        there = complete if done else "has records: go on with --resume"
         raise RunError(f"{path} {there}, or give another --out")
     if before.shared() != header.shared():
-        raise RunError(f"{path} is of another evaluation ({difference(before, header)}): give another --out")
+        raise RunError(f"{path} belongs to another evaluation ({difference(before, header)}): give another --out")
 
 
 def difference(one: Header, other: Header) -> str:

@@ -215,8 +215,8 @@ class Suite:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= self.num_classes:
             raise DataError(
-                f"{self.images.name}: labels range over {low}..{high}, but the model tells {self.num_classes} classes "
-                "apart: renumber the labels from 0, or evaluate the model that belongs to these classes"
+                f"{self.images.name}: labels range over {low}..{high}, but the model has {self.num_classes} classes: "
+                "renumber the labels from 0, or evaluate the model that belongs to these classes"
             )
 
     def header(self, place: Place | None, notes: Sequence[str], warnings: Sequence[str], *, chosen: bool) -> Header:

@@ -77,7 +77,7 @@ def _watched(modules: list[nn.Module], found: list[Tensor]) -> Iterator[None]:
 
 def _no_map(layer: str | None) -> str:
     if layer is not None:
-        return f"layer {layer!r:.80} puts out no feature map [B, C, H, W] of more than one position: name another"
+        return f"layer {layer!r:.80} returns no feature map [B, C, H, W] of more than one position: name another"
     return (
         "the network has no feature map of more than one position to make class-activation maps of; "
         "choose a convolutional one"

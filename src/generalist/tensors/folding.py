@@ -224,7 +224,7 @@ def check_answers(network: FoldedNetwork, wanted: Tensor, x: Tensor, *, close: f
         raise CannotFoldError(f"its folded form fails ({str(error).splitlines()[0]})") from error
     scale = wanted.abs().amax().clamp_min(torch.finfo(wanted.dtype).tiny)
     if found.shape != wanted.shape or not bool(((found - wanted).abs() <= close * scale).all()):
-        raise CannotFoldError("its folded form answers otherwise")
+        raise CannotFoldError("its folded form gives other answers")
 
 
 class _Proxy(fx.Proxy):
