@@ -218,7 +218,9 @@ ROWS = [
     changed("a data set's code", "data.name=canary_code:thing", says="--trust-code"),
     changed("an import path that climbs", "data.name=../canary_code:thing", says="unknown data set"),
     # devices and runs
-    called("a device that is not there", "train", "base.yaml", "--device", "cuda:99", says="'cuda:99' is not there"),
+    called(
+        "a device that is not there", "train", "base.yaml", "--device", "cuda:99", says="'cuda:99' is not available"
+    ),
     called("an unknown device", "train", "base.yaml", "--device", "tpu", says="choose auto, cpu or cuda"),
     called("--resume of nothing", "train", "base.yaml", "--resume", says="name the run with --out"),
     called(
@@ -256,7 +258,7 @@ ROWS = [
         "base.yaml",
         "--out",
         "base.yaml",
-        says="base.yaml exists already; it is no run",
+        says="base.yaml exists already; it is not a run",
     ),
     called("--out below a file", "train", "base.yaml", "--out", "base.yaml/run", says="base.yaml"),
     called("--from nothing", "train", "base.yaml", "--from", "no", says="no is not a run directory"),
@@ -295,7 +297,7 @@ ROWS = [
         called(
             f"--from weights cut short, {seed}",
             *("train", "base.yaml", "--from", "run", "--out", "new"),
-            says="is not a whole safetensors file",
+            says="is not a complete safetensors file",
             prepare=lambda here, seed=seed: damage_weights(here, lambda content: cut(content, seed)),
             needs_run=True,
         )
@@ -305,7 +307,7 @@ ROWS = [
         called(
             f"--resume of flipped checkpoints, {seed}",
             *("train", "run", "--resume"),
-            says="is whole; train anew",
+            says="is intact; train again",
             prepare=lambda here, seed=seed: damage_checkpoints(here, lambda content: flip(content, seed)),
             needs_run=True,
         )
@@ -314,14 +316,14 @@ ROWS = [
     called(
         "--resume of checkpoints cut short",
         *("train", "run", "--resume"),
-        says="is whole; train anew",
+        says="is intact; train again",
         prepare=lambda here: damage_checkpoints(here, lambda content: cut(content, 0)),
         needs_run=True,
     ),
     called(
         "--resume of a hostile checkpoint",
         *("train", "run", "--resume"),
-        says="is whole; train anew",
+        says="is intact; train again",
         prepare=lambda here: damage_checkpoints(here, hostile_checkpoint, honest=True),
         needs_run=True,
     ),
@@ -417,7 +419,9 @@ ROWS = [
         prepare=lambda here: save_folder(here, content=b"no image"),
     ),
     # what lies there already stays there
-    called("a report onto a recipe", "report", "run", "--out", "run/recipe.yaml", says="no .html file", needs_run=True),
+    called(
+        "a report onto a recipe", "report", "run", "--out", "run/recipe.yaml", says="not a .html file", needs_run=True
+    ),
     called(
         "a report's figures into a file",
         *("report", "run", "--out", "page.html", "--figures", "base.yaml"),
@@ -444,7 +448,7 @@ ROWS = [
     called(
         "a finished run whose network is gone",
         *("train", "run", "--resume"),
-        says="run/model.safetensors is gone",
+        says="run/model.safetensors is missing",
         prepare=lambda here: (here / "run" / "model.safetensors").unlink(),
         needs_run=True,
     ),
@@ -458,7 +462,7 @@ ROWS = [
     called(
         "attacks for a merge",
         *("evaluate", "run", "--merge", "--attacks", "natural"),
-        says="and no --attacks",
+        says="without --attacks",
         needs_run=True,
     ),
 ]

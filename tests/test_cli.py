@@ -358,7 +358,7 @@ def test_data_list_and_check(
     assert run_main(["data", "check", "digits"], monkeypatch, capsys)[0] == 0
     code, out, err = run_main(["data", "check", "cifar10", "--root", str(tmp_path)], monkeypatch, capsys)
     assert code == 2 and "missing" in out
-    assert err == "error: cifar10 is not whole; run: generalist data get cifar10\n"
+    assert err == "error: cifar10 is incomplete or damaged; run: generalist data get cifar10\n"
 
 
 @pytest.mark.parametrize(
@@ -617,7 +617,7 @@ def test_runs_that_nothing_is_said_of_are_found_again(
     code, _, err = run_main([*words, "--resume"], monkeypatch, capsys)
     assert code == 2 and "nothing to resume: there is no runs/digits-nt; name the run with --out RUN" in err
     code, out, err = run_main(words, monkeypatch, capsys)
-    assert code == 0 and "is there already" not in out, err
+    assert code == 0 and "already exists" not in out, err
     known = Path("runs/digits-nt/environment.json").read_bytes()
     written = Path("runs/digits-nt/last.safetensors").stat().st_mtime_ns
     code, out, err = run_main([*words, "--resume"], monkeypatch, capsys)

@@ -324,7 +324,7 @@ def test_a_file_that_is_no_weights_is_told_before_its_data_are_asked_for(
 ) -> None:
     (tmp_path / "notes.txt").write_text("no weights")
     code, _, err = run_main(["evaluate", str(tmp_path / "notes.txt")], monkeypatch, capsys)
-    assert code == 2 and "notes.txt is not a whole safetensors file" in err
+    assert code == 2 and "notes.txt is not a complete safetensors file" in err
 
 
 def test_weights_of_others_are_told_where_they_belong(

@@ -72,18 +72,18 @@ def test_a_class_of_damaged_images_alone_cannot_be_learned(root: Path) -> None:
 def test_images_are_not_left_out_unnoticed(root: Path) -> None:
     link = root / "train" / "cat" / "gone.png"
     link.symlink_to(root / "train" / "cat" / "absent.png")
-    with pytest.raises(DataError, match=r"cat/gone\.png is a link to nothing"):
+    with pytest.raises(DataError, match=r"cat/gone\.png is a broken link"):
         load_folder(root, resolution=16)
     link.unlink()
     _write(root / "train" / "cat" / "more" / "1.png")
-    with pytest.raises(DataError, match="cat/more is a folder inside that of a class: move its images up"):
+    with pytest.raises(DataError, match="cat/more is a folder inside a class folder: move its images up"):
         load_folder(root, resolution=16)
     shutil.rmtree(root / "train" / "cat" / "more")
     whole = load_folder(root, resolution=16)
     (root / "train" / "labels.csv").write_text("what lies there besides may stay")
     assert [len(split or ()) for split in load_folder(root, resolution=16)] == [len(split or ()) for split in whole]
     _write(root / "val" / "1.PNG")
-    with pytest.raises(DataError, match=r"val/1\.PNG lies beside the folders of the classes: move it into one"):
+    with pytest.raises(DataError, match=r"val/1\.PNG is next to the class folders: move it into one"):
         load_folder(root, resolution=16)
 
 
@@ -94,7 +94,7 @@ def test_names_that_are_no_text(root: Path) -> None:
     train, _ = load_folder(root, resolution=16, corrupt="skip")
     assert [name.encode().partition(b":")[0] for name in train.skipped] == [b"train/cat/\\udcff.png"]
     os.rename(cat, cat + b"\xff")
-    with pytest.raises(DataError, match=r"class 'cat\\\\udcff' is no text"):
+    with pytest.raises(DataError, match=r"class 'cat\\\\udcff' is not UTF-8 text"):
         load_folder(root, resolution=16)
 
 
@@ -224,7 +224,7 @@ def test_links_to_nothing_are_refused(root: Path, place: str) -> None:
     if place == "val":
         shutil.rmtree(root / "val")
     (root / place).symlink_to(root / place if place == "train/wolf" else "nowhere")
-    with pytest.raises(DataError, match=f"{place} is a link to nothing: mend or remove it"):
+    with pytest.raises(DataError, match=f"{place} is a broken link: fix or remove it"):
         load_folder(root, resolution=16)
 
 

@@ -202,9 +202,9 @@ def test_shares_of_three_learners(gamma: Any, expected: list[float]) -> None:
     [
         (1.2, r"share of robust would be 1\.2"),
         (-0.1, r"share of robust would be -0\.1"),
-        (math.nan, "nan is no share"),
-        (True, "True is no share"),
-        ("0.8", "'0.8' is no share"),
+        (math.nan, "nan is not a share"),
+        (True, "True is not a share"),
+        ("0.8", "'0.8' is not a share"),
         ([0.5, 0.5], "2 shares for 2 learners; give 1, those of robust: natural gets the rest"),
         ([], "0 shares for 2 learners"),
         ({"robust": 0.5, "natural": 0.4}, "add up to 0.9; make it 1"),
@@ -590,12 +590,12 @@ def refused(args: list[str], monkeypatch: Any, capsys: Any) -> str:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "say --gamma for one model, or --curve for many"),
-        (["--gamma", "0.5", "--curve", "3"], "one of the two"),
+        ([], "give either --gamma for one model or --curve for many"),
+        (["--gamma", "0.5", "--curve", "3"], "give either --gamma"),
         (["--gamma", "1.5"], "shares lie in [0, 1]"),
         (["--gamma", "-0.5"], "shares lie in [0, 1]"),
         (["--gamma", "0.5,0.5"], "2 shares for 2 learners; give 1, those of linf: natural gets the rest"),
-        (["--gamma", "half"], "'half' is no share"),
+        (["--gamma", "half"], "'half' is not a share"),
         (["--gamma", "1/0"], "denominator"),
         (["--gamma", "0.5", "--epoch", "3"], "no snapshot of epoch 3; kept: 10, 16"),
         (["--gamma", "0.5", "--epoch", "-1"], "no snapshot of epoch -1"),
@@ -635,7 +635,7 @@ def test_runs_that_cannot_be_mixed(
     shutil.copy(spare.snapshots / "16" / "linf.safetensors", spare.snapshots / "16" / "natural.safetensors")
     assert "all equal after epoch 16" in refused(where, monkeypatch, capsys)
     (spare.snapshots / "16" / "natural.safetensors").write_bytes(b"nonsense")
-    assert "not a whole safetensors file" in refused(where, monkeypatch, capsys)
+    assert "not a complete safetensors file" in refused(where, monkeypatch, capsys)
     (spare.snapshots / "16" / "natural.safetensors").unlink()
     assert "there is no weights file" in refused(where, monkeypatch, capsys)
     (spare.snapshots / "16" / "global.safetensors").unlink()  # an unfinished snapshot: the one before it counts

@@ -265,8 +265,8 @@ def test_a_run_whose_checkpoints_were_removed_does_not_begin_anew(
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
     for named in ([str(tmp_path / "recipe.yaml"), "--out", str(out)], [str(out)]):
         code, _, err = run_main(["train", *named, "--resume", "--device", "cpu"], monkeypatch, capsys)
-        assert code == 2 and err.startswith(f"error: {out} has no checkpoint to go on from") and err.count("\n") == 1
-        assert "put its checkpoints back, or train anew with another --out" in err
+        assert code == 2 and err.startswith(f"error: {out} has no checkpoint to continue from") and err.count("\n") == 1
+        assert "restore its checkpoints, or train again with another --out" in err
     assert contents(out) == before
 
 
@@ -277,7 +277,7 @@ def test_a_stage_whose_checkpoints_were_removed_does_not_begin_anew(tmp_path: Pa
     api_train(recipe, tmp_path / "run")
     shutil.rmtree(tmp_path / lost / "checkpoints")
     before = contents(tmp_path)
-    with pytest.raises(RunError, match=f"{lost} has no checkpoint to go on from"):
+    with pytest.raises(RunError, match=f"{lost} has no checkpoint to continue from"):
         api_train(recipe, tmp_path / "run", resume=True)
     assert contents(tmp_path) == before
 
@@ -325,7 +325,7 @@ def test_a_folder_with_files_of_somebody_else_is_no_new_run(tmp_path: Path, name
     out = tmp_path / "run"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text(text)
-    with pytest.raises(RunError, match="exists already; it is no run: choose another --out"):
+    with pytest.raises(RunError, match="exists already; it is not a run: choose another --out"):
         api_train(quick(), out)
     assert contents(out) == {name: text.encode()}
 
@@ -350,7 +350,7 @@ def test_a_folder_with_a_file_of_a_run_s_name_is_no_new_run(tmp_path: Path, name
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("precious")
     recipe = tiny_recipe([NATURAL], stages=[{"name": "one", "change": {"train": {"epochs": 1}}}, {"name": "two"}])
-    with pytest.raises(RunError, match="exists already; it is no run: choose another --out"):
+    with pytest.raises(RunError, match="exists already; it is not a run: choose another --out"):
         api_train(recipe, out)
     assert contents(out) == {name: b"precious"}
 

@@ -228,6 +228,6 @@ def test_a_global_learner_that_answers_nan_is_refused(tmp_path: Path) -> None:
         trainer.global_learner.vector.fill_(float("nan"))
 
     trainer.global_learner.follow = spoil  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match="the global learner, the learners' mix, answers nan or inf after epoch 1"):
+    with pytest.raises(DivergedError, match="the global learner, the learners' mix, outputs nan or inf after epoch 1"):
         trainer.run()
     assert not trainer.directory.model.exists()

@@ -408,7 +408,7 @@ def test_a_job_that_has_failed_takes_no_further_call(monkeypatch: pytest.MonkeyP
     """A program that catches the error and trains again would wait for ranks that still wait for it."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ranks.telling, "teller", True)
-    with pytest.raises(GeneralistError, match="start the job anew"), distributed.start():
+    with pytest.raises(GeneralistError, match="start the job again"), distributed.start():
         pass
 
 

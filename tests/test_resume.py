@@ -152,7 +152,7 @@ def test_without_a_checkpoint_resume_starts_anew_unless_something_would_be_lost(
     assert not make_trainer(plain(), tmp_path).resume()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).mkdir() if name.startswith("snapshots") else (tmp_path / name).write_text("precious")
-    with pytest.raises(RunError, match=f"no checkpoint to go on from.*replace its {name.split('/')[0]}"):
+    with pytest.raises(RunError, match=f"no checkpoint to continue from.*replace its {name.split('/')[0]}"):
         make_trainer(plain(), tmp_path).resume()
 
 
@@ -211,7 +211,7 @@ def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(tmp_path: Path, d
 def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     for file in stopped(tmp_path):
         file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(RunError, match=r"no checkpoint .* is whole"):
+    with pytest.raises(RunError, match=r"no checkpoint .* is intact"):
         make_trainer(plain(), tmp_path).resume()
 
 
@@ -465,7 +465,7 @@ def test_a_header_that_torch_cannot_read_is_a_damaged_file(tmp_path: Path) -> No
     tensor = {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}
     header = json.dumps({"weight": tensor}).encode()
     (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(RunError, match="not a whole safetensors file"):
+    with pytest.raises(RunError, match="not a complete safetensors file"):
         load_weights(tmp_path / "x.safetensors")
 
 
@@ -506,7 +506,7 @@ def test_what_cannot_be_branched_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run directory"):
         branch_files(str(tmp_path / "nowhere"), ["robust"])
     (tmp_path / "run" / "snapshots" / "4" / "global.safetensors").write_bytes(b"no weights")
-    with pytest.raises(RunError, match="not a whole safetensors file"):
+    with pytest.raises(RunError, match="not a complete safetensors file"):
         make_trainer(plain(), tmp_path / "b").start_from(branch_files(str(tmp_path / "run"), ["robust"]))
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "recipe.yaml").write_text("{}")

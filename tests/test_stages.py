@@ -477,7 +477,7 @@ def test_a_snapshot_that_has_lost_a_learner_is_refused(tmp_path: Path) -> None:
     assert branch_files(str(run.path), names).keys() == {"global", "linf", "natural"}
     lost.unlink()
     for asked in (lambda: branch_files(str(run.path), names), lambda: artefact_file(f"{run.path}#natural", "global")):
-        with pytest.raises(RunError, match=r"2/natural.safetensors is gone: put it back, or .*run@2#global"):
+        with pytest.raises(RunError, match=r"2/natural.safetensors is missing: put it back, or .*run@2#global"):
             asked()
     assert branch_files(f"{run.path}@2", ["linf"]).keys() == {"global", "linf"}
     with pytest.raises(RunError, match="keeps no learner 'natural'; choose best, last, global, linf"):

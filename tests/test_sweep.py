@@ -294,9 +294,9 @@ def test_a_bad_sweep_costs_one_line_and_nothing_runs(
         (["sweep", "tiny.yaml", "--timeout", "-1"], "--timeout must be above 0"),
         (["sweep", "tiny.yaml", "--device", "gpu"], "gpu"),
         (["sweep", "tiny.yaml", "--storage", "not a url"], "--storage is not the URL of a database"),
-        (["sweep", "tiny.yaml", "--storage", "mysql://host/x"], "'mysql' is no database that sweeps can use"),
+        (["sweep", "tiny.yaml", "--storage", "mysql://host/x"], "'mysql' is not a database that sweeps can use"),
         (["sweep", "tiny.yaml", "--storage", "sqlite://"], "a database in memory"),
-        (["sweep", "tiny.yaml", "--storage", "postgresql://me:secret@127.0.0.1:1/x"], "does not answer as it should"),
+        (["sweep", "tiny.yaml", "--storage", "postgresql://me:secret@127.0.0.1:1/x"], "does not work as it should"),
         (
             ["sweep", "tiny.yaml", "--storage", "postgresql://127.0.0.1:1/x?user=me&password=secret"],
             "127.0.0.1:1/x does",
@@ -575,11 +575,11 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="another sweep of the name 'one'"):
         work(same_name, tmp_path / "elsewhere", storage=f"sqlite:///{tmp_path}/out/sweep.db")
     (tmp_path / "foreign/trials").mkdir(parents=True)
-    with pytest.raises(SweepError, match="'trials' that no sweep made"):
+    with pytest.raises(SweepError, match="'trials' that was not made by a sweep"):
         work(one, tmp_path / "foreign")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/sweep.yaml").write_text("x: 1  # somebody's")
-    with pytest.raises(SweepError, match=r"'sweep.yaml' that no sweep made"):
+    with pytest.raises(SweepError, match=r"'sweep.yaml' that was not made by a sweep"):
         work(one, tmp_path / "mine")
     assert (tmp_path / "mine/sweep.yaml").read_text() == "x: 1  # somebody's"
 
@@ -597,7 +597,7 @@ def test_a_database_of_somebody_else_stays_as_it_is(
     before = database.read_bytes()
     words = ["sweep", str(path), "--out", str(tmp_path / "out"), "--storage", f"sqlite:///{database}"]
     code, _, err = run_main([*words, *(["--show"] if show else [])], monkeypatch, capsys)
-    assert code == 2 and ("there is no sweep in" if show else "is a database of something else") in " ".join(
+    assert code == 2 and ("there is no sweep in" if show else "is a database of another program") in " ".join(
         err.split()
     )
     assert database.read_bytes() == before and lock.read_text() == "precious"

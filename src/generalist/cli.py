@@ -182,7 +182,7 @@ def data_check(
     for file in states:
         console.print(f"{file.state:8} {escape(str(file.path))}")
     if any(file.state != "ok" for file in states):
-        raise GeneralistError(f"{name} is not whole; run: generalist data get {name}")
+        raise GeneralistError(f"{name} is incomplete or damaged; run: generalist data get {name}")
     console.print(f"{escape(name)}: whole")
 
 

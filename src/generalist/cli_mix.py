@@ -71,7 +71,7 @@ def mix(
         from generalist import dial
 
     if (gamma is None) == (curve is None):
-        raise GeneralistError("say --gamma for one model, or --curve for many: one of the two")
+        raise GeneralistError("give either --gamma for one model or --curve for many")
     dial.check_statistics(statistics)
     common: dict[str, Any] = {"epoch": epoch, "source": source, "statistics": statistics}
     common |= {"device": device, "trust_code": trust_code}
@@ -101,7 +101,7 @@ def parse_gamma(text: str) -> list[float]:
         raise GeneralistError(f"--gamma: {error}") from None
     for number in numbers:
         if not isinstance(number, float):
-            raise GeneralistError(f"--gamma: {number!r} is no share; write numbers from 0 to 1, as in 0.8 or 0.5,0.25")
+            raise GeneralistError(f"--gamma: {number!r} is not a share; write numbers from 0 to 1 (0.8 or 0.5,0.25)")
     return numbers
 
 

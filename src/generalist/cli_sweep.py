@@ -85,7 +85,7 @@ def sweep(
     read = load_sweep(definition, overrides=changes or (), trust_code=trust_code)
     folder = out or Path("sweeps") / read.name
     if RunDirectory(folder).exists():
-        raise SweepError(f"{folder} is a run, and a sweep wants a folder of its own: choose another --out")
+        raise SweepError(f"{folder} is a run, and a sweep needs a folder of its own: choose another --out")
     place = choose_place(storage, folder)
     if svg is not None:
         check_drawable(read)

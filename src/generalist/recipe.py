@@ -269,9 +269,9 @@ def read_raw(where: str | Path) -> dict[str, Any]:
     if not path.is_file():
         if len(path.parts) > 1 or path.suffix:  # no recipe has such a name
             raise RecipeError("", f"there is no file or run {str(where)[:200]!r}")
-        raise RecipeError("", f"{unknown_recipe(str(where))}, and no file is called that")
+        raise RecipeError("", f"{unknown_recipe(str(where))}, and there is no file of that name")
     if path.stat().st_size > MAX_BYTES:
-        raise RecipeError("", f"{path} is larger than {MAX_BYTES} bytes: that is no recipe")
+        raise RecipeError("", f"{path} is larger than {MAX_BYTES} bytes: that is too much for a recipe")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -88,7 +88,7 @@ def shared_directory(
     A job that torchrun may restart after losing a rank begins its run, or continues it if there already is one.
     """
     if out is None and ranks.restartable():
-        raise RunError("torchrun may start this job anew: name the run with --out RUN, where it then goes on")
+        raise RunError("torchrun may restart this job: name the run with --out RUN, so that it can continue there")
     found = None
     if group.first:
         resume = resume or (ranks.restartable() and RunDirectory(Path(out or "")).exists())
@@ -99,7 +99,7 @@ def shared_directory(
 
 def _check_free(run: RunDirectory) -> None:
     if run.path.exists() and not (run.path.is_dir() and run.barely_begun()):
-        remedy = "go on with --resume, or choose" if run.exists() else "it is no run: choose"
+        remedy = "go on with --resume, or choose" if run.exists() else "it is not a run: choose"
         raise RunError(f"{run.path} exists already; {remedy} another --out")
 
 
@@ -161,7 +161,7 @@ def train_runs(
         recorded: str | None = group.from_first(_recorded_source(whole, run) if group.first else None)
         if start is not None and start != recorded:
             raise RunError(
-                f"{run.path} began from {recorded or 'fresh weights'}: a resumed run goes on, leave --from out"
+                f"{run.path}started from {recorded or 'fresh weights'}: a resumed run continues, leave --from out"
             )
         start = recorded
     plans = plan_runs(whole, run, start=start, trust_code=trust_code)
@@ -290,7 +290,7 @@ def _train_stage(
         with tracking.following(recipe, trainer):
             trainer.run(request)
     if finished and not directory.model.is_file():
-        raise RunError(f"{directory.model} is gone, and only training has it: train again, with another --out")
+        raise RunError(f"{directory.model} is missing, and only training can make it: train again, with another --out")
 
 
 def _record_environment(

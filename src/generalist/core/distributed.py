@@ -129,12 +129,12 @@ def start(device: torch.device | None = None, *, timeout: float = 600.0) -> Iter
         return
     if failed():  # the other ranks are out of step, and may still be waiting for this one
         raise GeneralistError(
-            "an earlier call in this process has lost the other ranks: end it, and start the job anew"
+            "an earlier call in this process has lost contact with the other ranks: end it and start the job again"
         )
     if dist.is_initialized():  # by the caller, who will also end it
         if "cpu:" not in dist.get_backend_config():
             raise GeneralistError(
-                "the process group that is there cannot carry messages between hosts: initialise it with the backend "
+                "the existing process group cannot carry messages between hosts: initialise it with the backend "
                 "cpu:gloo,cuda:nccl, or leave it to generalist"
             )
         direct = "cuda:nccl" in dist.get_backend_config()
@@ -167,7 +167,7 @@ def _place(device: torch.device) -> torch.device:
 
 def _join(rank: int, world: int, device: torch.device, timeout: float) -> Group:
     if rank >= world:
-        raise GeneralistError(f"rank {rank} of {world} processes cannot be: ranks count from 0; start with torchrun")
+        raise GeneralistError(f"rank {rank} of {world} processes cannot exist: ranks count from 0; start with torchrun")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     wait = timedelta(seconds=timeout)
@@ -212,7 +212,7 @@ def _meet(store: Store, rank: int, world: int, timeout: float) -> str:
     end = time.monotonic() + timeout
     while waiting:
         if time.monotonic() > end:
-            raise RuntimeError(f"rank {', '.join(map(str, sorted(waiting)))} did not come within {timeout:g} s")
+            raise RuntimeError(f"rank {', '.join(map(str, sorted(waiting)))} did not arrive within {timeout:g} s")
         for other in [other for other in waiting if store.check([f"ask/{other}"])]:
             asked = store.get(f"ask/{other}").decode()
             if asked not in answered:

@@ -30,7 +30,7 @@ def clear_write_errors(path: Path) -> Iterator[None]:
         if reason.errno in _NO_SPACE:
             raise RunError(
                 f"no space left to write {path}: free some and start again (train and evaluate go on with --resume); "
-                "earlier files are whole"
+                "earlier files are intact"
             ) from error
         raise RunError(f"cannot write {path}: {reason.strerror or reason}") from error
 
@@ -48,7 +48,7 @@ def clear_read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; mend that first") from error
+        raise DataError(f"cannot read {error.filename or path}: {error.strerror or error}; fix that first") from error
 
 
 def try_lock(stream: IO[Any], path: Path) -> bool:
@@ -88,7 +88,7 @@ def check_target(path: Path, suffix: str) -> None:
     if path.is_dir():
         raise RunError(f"{path} is a directory: name a file, as in {path / f'name{suffix}'}")
     if path.exists() and path.suffix.lower() != suffix:
-        raise RunError(f"{path} is there already and is no {suffix} file: choose another name")
+        raise RunError(f"{path} already exists and is not a {suffix} file: choose another name")
     check_folder(path.parent)
 
 

@@ -122,7 +122,7 @@ class RunDirectory:
             raise RunError(f"{self.metrics} is damaged: {error}") from error
         for number, record in enumerate(records, 1):
             if not isinstance(record, dict) or not isinstance(record.get("epoch"), int):
-                raise RunError(f"{self.metrics} is damaged: line {number}: epoch is no whole number")
+                raise RunError(f"{self.metrics} is damaged: line {number}: epoch is not a whole number")
         return records
 
     def append_metrics(self, line: bytes) -> None:

@@ -98,9 +98,9 @@ def read_pickle(path: Path, *, label_key: bytes, classes: int) -> Arrays:
     try:
         entries = _RestrictedUnpickler(content).load()
     except Exception as error:  # a crafted pickle can fail in any way, which must not look like a fault of ours
-        raise DataError(f"{path} is no CIFAR file: {error}; download it again") from error
+        raise DataError(f"{path} is not a CIFAR file: {error}; download it again") from error
     if not isinstance(entries, dict):
-        raise DataError(f"{path} is no CIFAR file: download it again")
+        raise DataError(f"{path} is not a CIFAR file: download it again")
     images = _unpickled_images(entries.get(b"data"), path)
     labels = entries.get(label_key)
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < classes for label in labels):
@@ -128,7 +128,7 @@ def read_binary(path: Path, *, label_bytes: int, classes: int) -> Arrays:
     content = np.frombuffer(_read(path), dtype=np.uint8)
     record = label_bytes + PIXELS
     if content.size == 0 or content.size % record:
-        raise DataError(f"{path} has {content.size} bytes, no multiple of {record}: download it again")
+        raise DataError(f"{path} has {content.size} bytes, not a multiple of {record}: download it again")
     rows = content.reshape(-1, record)
     labels = rows[:, label_bytes - 1].astype(np.int64)
     if labels.max() >= classes:

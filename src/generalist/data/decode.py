@@ -128,7 +128,7 @@ def problem_of(path: Path) -> str | None:
             to_eight_bits(image, str(path)).convert("RGB")
     except Exception as error:  # pillow's decoders fail in many ways on a damaged file
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # a damaged TIFF seeks before 0
-            raise DataError(f"cannot read {path}: {error.strerror}: mend that first, the image may be whole") from error
+            raise DataError(f"cannot read {path}: {error.strerror}: fix that first, the image may be intact") from error
         return " ".join(str(error).replace(str(path), path.name).split())[:200] or type(error).__name__
     return None
 

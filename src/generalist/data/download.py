@@ -105,7 +105,7 @@ def fetch(url: str, path: Path, *, digest: str, progress: Progress | None = None
         try:
             _transfer(url, part, progress)
             if digest_of(part, digest) != digest:
-                raise ContentError(f"what {url} sent has not the checksum {digest}")
+                raise ContentError(f"what {url} sent does not have the checksum {digest}")
         except TransferError:
             if _size(part) <= have:  # a server that sends nothing more is not asked again
                 raise
@@ -245,7 +245,7 @@ def _extract(archive: Path, layout: Layout, directory: Path) -> None:
                     continue
                 content = tar.extractfile(tarfile.data_filter(member, str(directory)))
                 if content is None:
-                    raise ContentError(f"{member.name} in {archive.name} is no plain file")
+                    raise ContentError(f"{member.name} in {archive.name} is not a plain file")
                 file = wanted.pop(member.name)
                 with content:
                     install(content, directory / layout.folder / file, layout.files[file])
@@ -265,7 +265,7 @@ def install(content: IO[bytes], path: Path, digest: str) -> None:
             hasher.update(chunk)
             stream.write(chunk)
         if f"{algorithm}:{hasher.hexdigest()}" != digest:
-            raise ContentError(f"{path.name} has not the checksum {digest}")
+            raise ContentError(f"{path.name} does not have the checksum {digest}")
 
     atomic_write(path, write)
 

@@ -180,7 +180,7 @@ def _scan(
     _refuse_leaving(folder, root)
     found = sorted(entry.name for entry in folder.iterdir() if _is_class(entry, root))
     if odd := [name for name in found if name != _as_text(name)]:
-        raise DataError(f"{folder}: the name of the class {_as_text(odd[0])!r} is no text in UTF-8: rename the folder")
+        raise DataError(f"{folder}: the name of the class {_as_text(odd[0])!r} is not UTF-8 text: rename the folder")
     if classes is None:
         classes = found
     if unknown := sorted(set(found) - set(classes)):
@@ -214,7 +214,7 @@ def _is_class(path: Path, root: Path) -> bool:
         return False
     if path.is_file():
         if path.suffix.lower() in SUFFIXES:
-            raise DataError(f"{path} lies beside the folders of the classes: move it into one, or take it away")
+            raise DataError(f"{path} is next to the class folders: move it into one of them, or remove it")
         return False
     _refuse_leaving(path, root)
     _refuse_dangling(path)
@@ -223,7 +223,7 @@ def _is_class(path: Path, root: Path) -> bool:
 
 def _refuse_dangling(path: Path) -> None:
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path} is a link to nothing: mend or remove it")
+        raise DataError(f"{path} is a broken link: fix or remove it")
 
 
 def _is_image(path: Path, root: Path) -> bool:
@@ -232,7 +232,7 @@ def _is_image(path: Path, root: Path) -> bool:
         return False
     if path.suffix.lower() not in SUFFIXES:
         if path.is_dir():
-            raise DataError(f"{path} is a folder inside that of a class: move its images up, or take it away")
+            raise DataError(f"{path} is a folder inside a class folder: move its images up, or remove it")
         return False
     _refuse_leaving(path, root)
     _refuse_dangling(path)

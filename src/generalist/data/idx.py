@@ -33,7 +33,7 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray[Any, Any]:
             if len(header) < 4 + 4 * dimensions:
                 raise DataError(f"{path} ends inside its header: download it again")
             if header[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
-                raise DataError(f"{path} is no IDX file of bytes in {dimensions} dimensions: download it again")
+                raise DataError(f"{path} is not an IDX file of bytes in {dimensions} dimensions: download it again")
             sizes = struct.unpack(f">{dimensions}I", header[4:])
             expected = math.prod(sizes)
             if not 0 < expected <= MAX_BYTES:

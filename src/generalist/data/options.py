@@ -239,7 +239,7 @@ def _load_npz(path: Path, *, classes: list[str]) -> ImageSet:
     remedy = "save it with numpy.savez(file, images=..., labels=...)"
     try:
         if path.is_file() and not zipfile.is_zipfile(path):
-            raise DataError(f"cannot read {path}: it is no whole .npz file; {remedy}")
+            raise DataError(f"cannot read {path}: it is not a complete .npz file; {remedy}")
         # Pickled objects inside could run code: only plain arrays are read.
         with np.load(path, allow_pickle=False) as arrays:
             if (size := sum(member.file_size for member in arrays.zip.infolist())) > memory_budget():

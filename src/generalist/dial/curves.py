@@ -272,7 +272,7 @@ def curve(
     wish = _wish(natural_at_least, robust_at_least)
     learners = learners_of(run, epoch, source=source, trust_code=trust_code)
     if robust_at_least is not None and not learners.recipe.threats():
-        raise RunError(f"{run.path} measures no threat, so there is no robust accuracy to wish for: leave it out")
+        raise RunError(f"{run.path} measures no threat, so there is no robust accuracy to ask for: leave it out")
     shares = grid(len(learners.names), points)
     if samples is not None and samples < 1:
         raise GeneralistError(f"samples: cannot measure on {samples} images; ask for 1 or more")
@@ -345,7 +345,7 @@ def read_curve(run: RunDirectory) -> Curve:
         command = shlex.join(["generalist", "mix", str(run.path), "--curve", "11"])
         raise RunError(f"{run.path} has no curve; make one with `{command}`")
     if path.stat().st_size > MAX_BYTES:
-        raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is no curve")
+        raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is too much for a curve")
     try:
         return Curve.model_validate_json(path.read_bytes())
     except ValidationError as error:

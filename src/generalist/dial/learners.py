@@ -104,7 +104,7 @@ def learners_of(
     _check_alike(states, run, chosen)
     if all(_equal(states[0], state) for state in states[1:]):
         raise RunError(
-            f"the learners of {run.path} are all equal after epoch {chosen}: redistribution has just made them so; "
+            f"the learners of {run.path} are all equal after epoch {chosen}: they have just been redistributed; "
             f"choose another with --epoch (kept: {kept})"
         )
     about = loaded[lead_index(recipe.mixing, recipe.learners)][1]
@@ -173,7 +173,7 @@ def gammas_of(learners: Learners, gamma: Gamma) -> list[float]:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RunError(f"gamma: {value!r} is no share; give numbers from 0 to 1, as in 0.8")
+        raise RunError(f"gamma: {value!r} is not a share; give numbers from 0 to 1, as in 0.8")
     return float(value)
 
 

@@ -143,8 +143,8 @@ class Dial:
         splits = load_splits(options, trust_code=self.trust_code, arrays=self.data)
         if self.learners.about.get("data") != splits.train.checksum():
             raise DataError(
-                f"{self.learners.run.path} was trained on other images than these, among which held-out ones may be: "
-                "give it its own data back"
+                f"{self.learners.run.path} was trained on other images than these, which may include held-out ones: "
+                "give it its original data"
             )
         test = splits.test.to(self.device) if splits.test is not None else None
         return Splits(splits.train.to(self.device), test)

@@ -38,12 +38,12 @@ def write_folder(source: Source, path: Path) -> list[str]:
 def _remedy(source: Source) -> str:
     """How to get accuracies of these weights onto the card."""
     if source.run is None:
-        return "they are read from the run that weights lie in, and these lie in none"
+        return "they are read from the run that contains the weights, and these are in no run"
     words = [str(source.file), "--out", str(source.run.path / "evaluation")]
     if source.file.resolve() == source.run.model.resolve():
         words = [str(source.run.path)]
     command = shlex.join(["generalist", "evaluate", *words])
-    return f"no evaluation of these weights lies in the run; make one with `{command}`, then export again"
+    return f"the run has no evaluation of these weights; make one with `{command}`, then export again"
 
 
 def _fill(source: Source, folder: Path, card: str) -> None:

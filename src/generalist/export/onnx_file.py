@@ -31,7 +31,7 @@ def write_onnx(source: Source, path: Path) -> list[str]:
     runtime = _need("onnxruntime")
     odd = {str(tensor.dtype) for tensor in source.model.parameters() if tensor.dtype != torch.float32}
     if odd:
-        raise GeneralistError(f"this network computes in {odd.pop()}: ONNX files are written of float32 networks alone")
+        raise GeneralistError(f"this network computes in {odd.pop()}: ONNX files hold only float32 networks")
     data = _traced(source)
     worst = _difference(runtime, data, source)
     if not worst <= TOLERANCE:

@@ -48,7 +48,7 @@ def read_examples(path: Path) -> Examples | None:
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                raise ValueError("it unpacks to too much")
+                raise ValueError("it unpacks to too many bytes")
         with np.load(path, allow_pickle=False) as arrays:
             return _checked({name: arrays[name] for name in Examples.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
@@ -62,7 +62,7 @@ def _checked(arrays: dict[str, npt.NDArray[Any]]) -> Examples:
     for name, array in arrays.items():
         kinds = "f" if name in {"clean", "adversarial"} else "U" if name in {"threat", "attack"} else "iu"
         if len(array) != count or array.dtype.kind not in kinds or (kinds != "f" and array.ndim != 1):
-            raise ValueError(f"{name} is not what it should be")
+            raise ValueError(f"{name} has the wrong type or shape")
     values: dict[str, Any] = {}
     for name, array in arrays.items():
         if array.dtype.kind == "f":

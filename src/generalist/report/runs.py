@@ -197,7 +197,7 @@ def _run(path: Path, name: str, *, trust_code: bool) -> Run:
 
 def _epochs(directory: RunDirectory) -> list[Epoch]:
     if directory.metrics.is_file() and directory.metrics.stat().st_size > MAX_BYTES:
-        raise RunError(f"{directory.metrics} is larger than {MAX_BYTES} bytes: that is no record of training")
+        raise RunError(f"{directory.metrics} is larger than {MAX_BYTES} bytes: that is too much for metrics")
     found: dict[int, Epoch] = {}
     for number, record in enumerate(directory.read_metrics(), 1):
         epoch = _checked(Epoch, json.dumps(record).encode(), directory.metrics, f"line {number}: ")
@@ -246,4 +246,4 @@ def _bytes(path: Path) -> bytes:
 
 def _check_size(path: Path) -> None:
     if path.stat().st_size > MAX_BYTES:
-        raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is not what it should be")
+        raise RunError(f"{path} is larger than {MAX_BYTES} bytes: that is too much for such a file")

@@ -150,7 +150,7 @@ def _check_pruning(sweep: Sweep, recipe: Recipe) -> None:
     if sweep.options.pruning.kind == "none":
         return
     if recipe.stages:
-        raise SweepError("sweep: pruning compares epochs, and the stages of a recipe count theirs anew: leave it out")
+        raise SweepError("sweep: pruning compares epochs, and each stage counts them from the start: leave it out")
     if recipe.validation.every >= recipe.train.epochs:
         raise SweepError(
             f"sweep: pruning looks at validations, and the first comes after the last epoch: set validation.every "
@@ -185,9 +185,9 @@ def _recipe_named(recipe: str, folder: Path | None) -> str | Path:
 def _read(path: Path) -> str:
     if not path.is_file():
         unknown = unknown_name("sweep", str(path), shipped_sweeps(), listing="generalist sweep --list")
-        raise SweepError(f"{unknown}, and no file is called that")
+        raise SweepError(f"{unknown}, and there is no file of that name")
     if path.stat().st_size > MAX_BYTES:
-        raise SweepError(f"{path} is larger than {MAX_BYTES} bytes: that is no sweep")
+        raise SweepError(f"{path} is larger than {MAX_BYTES} bytes: that is too much for a sweep")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -68,7 +68,7 @@ class SearchOptions(Options):
         if self.log and self.low <= 0:
             raise ValueError(f"a logarithmic range begins above 0, not at {self.low:g}")
         if self.log and self.step is not None:
-            raise ValueError("`log` and `step` exclude one another: leave one out")
+            raise ValueError("`log` and `step` exclude each other: leave one out")
         numbers = [self.low, self.high, *([self.step] if self.step is not None else [])]
         if self.integer and any(number != int(number) for number in numbers):
             raise ValueError("`integer` needs whole numbers as `low`, `high` and `step`")
@@ -262,7 +262,7 @@ def as_text(value: Any) -> str:
     try:
         text = json.dumps(value, allow_nan=False, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        raise ValueError(f"{str(value)[:40]!r} is no plain value of a recipe") from None
+        raise ValueError(f"{str(value)[:40]!r} is not a plain value of a recipe") from None
     # Beyond 16 bits, JSON escapes a character as two halves, which YAML does not join, so it is left unescaped.
     return "".join(c if " " <= c <= "~" or c > "\uffff" else f"\\u{ord(c):04x}" for c in text)
 

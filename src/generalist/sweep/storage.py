@@ -86,7 +86,7 @@ def choose_place(storage: str | None, folder: Path) -> Place:
     if url.drivername in {"postgresql", "postgres"}:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in {"sqlite", "postgresql+psycopg"}:
-        raise SweepError(f"--storage: {url.drivername!r} is no database that sweeps can use; {remedy}")
+        raise SweepError(f"--storage: {url.drivername!r} is not a database that sweeps can use; {remedy}")
     if "@" in (url.host or ""):  # else half of the password would be read as part of the host, and shown
         raise SweepError("--storage: an @ in a password must be written as %40 (or keep the password in ~/.pgpass)")
     if url.drivername == "sqlite" and url.database in {None, "", ":memory:"}:
@@ -105,7 +105,7 @@ def clear_storage_errors(place: Place) -> Iterator[None]:
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
         text = str(getattr(cause, "orig", None) or cause or error).strip().split("\n")[0]
-        raise SweepError(f"the database {place.shown} does not answer as it should: {text[:300]}") from error
+        raise SweepError(f"the database {place.shown} does not work as it should: {text[:300]}") from error
     except ImportError as error:
         if "psycopg" not in str(error):
             raise  # of a package that a trial needs
@@ -202,7 +202,7 @@ def _check_file(file: Path, *, create: bool) -> None:
     if not create and "studies" not in tables:
         raise SweepError(f"there is no sweep in {file} yet: start it first")
     if tables and not tables & _OPTUNAS:
-        raise SweepError(f"{file} is a database of something else: choose another file for --storage")
+        raise SweepError(f"{file} is a database of another program: choose another file for --storage")
 
 
 def _study(sweep: Sweep, storage: RDBStorage, *, create: bool) -> Study:

@@ -79,7 +79,7 @@ class Worker:
             if not others:
                 break
             if not told:
-                self.say(f"waiting for {len(others)} trial(s) of other workers, to go on with them should one die")
+                self.say(f"waiting for {len(others)} trial(s) of other workers, to take over if one dies")
                 told = True
             self._rest()
         return done
@@ -103,7 +103,7 @@ class Worker:
             try:
                 self._attempt(claimed)
             except trials.TakenOverError:
-                self.say(f"trial {claimed.number} is another worker's now: this one was taken for dead")
+                self.say(f"trial {claimed.number} is another worker's now: this worker was considered dead")
 
     def _attempt(self, claimed: Claim) -> None:
         try:
@@ -195,7 +195,7 @@ class Worker:
                 try:
                     self.shared.storage.record_heartbeat(claimed.attempt)
                 except Exception as error:  # a database that is unavailable for a moment must not end a training
-                    self.say(f"warning: no sign of life could be recorded: {' '.join(str(error).split())[:200]}")
+                    self.say(f"warning: could not record a sign of life: {' '.join(str(error).split())[:200]}")
 
         thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         thread.start()
@@ -231,7 +231,7 @@ def _check_folder(sweep: Sweep, folder: Path) -> None:
         raise SweepError(f"{folder} holds the runs of another sweep; choose another --out, or another `name`")
     for name in ("trials", "sweep.yaml"):
         if not mark.is_file() and (folder / name).exists():
-            raise SweepError(f"{folder} has a {name!r} that no sweep made; choose another --out")
+            raise SweepError(f"{folder} has a {name!r} that was not made by a sweep; choose another --out")
 
 
 def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
@@ -246,7 +246,7 @@ def _resumable(folder: Path, say: Callable[[str], None]) -> bool:
                 load_newest(part, warn=lambda text: None)
         except RunError as error:
             aside = next_free(folder.parent, f"{folder.name}-damaged")
-            say(f"warning: {error}: begun anew, and what was there is now {aside}")
+            say(f"warning: {error}: started again from scratch, and the old files are now in {aside}")
             with clear_write_errors(aside):
                 folder.rename(aside)
             return False

@@ -57,7 +57,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except Exception as error:  # a crafted header makes its reader, or torch, raise almost anything
         hint = FOREIGN if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".tar") else ""
         raise RunError(
-            f"{path} is not a whole safetensors file, as runs and exports keep weights: {error}{hint}"
+            f"{path} is not a complete safetensors file, as runs and exports write them: {error}{hint}"
         ) from error
     if not isinstance(about, dict):
         raise RunError(f"{path} has a damaged header")
@@ -122,7 +122,7 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
     folder = files[GLOBAL].parent
     if folder != run.path and (lost := learners_of(run).intersection(names) - files.keys()):
         raise RunError(
-            f"{folder / min(lost)}.safetensors is gone: put it back, or start from one network that is left, as with "
+            f"{folder / min(lost)}.safetensors is missing: put it back, or start from one network that is left, as with "
             f"{run.path}@{folder.name}#{GLOBAL}"
         )
     return files

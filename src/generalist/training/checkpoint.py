@@ -131,8 +131,8 @@ def check_kept(run: RunDirectory) -> None:
     results += [f"{run.snapshots.name}/"] if run.snapshot_epochs() else []
     if results:
         raise RunError(
-            f"{run.path} has no checkpoint to go on from, and beginning anew would replace its {', '.join(results)}: "
-            "put its checkpoints back, or train anew with another --out"
+            f"{run.path} has no checkpoint to continue from, and starting again would replace its {', '.join(results)}"
+            ": restore its checkpoints, or train again with another --out"
         )
 
 
@@ -146,7 +146,7 @@ def load_newest(run: RunDirectory, *, warn: Callable[[str], None]) -> Checkpoint
         except RunError as error:
             warn(f"{error}; falling back to the checkpoint before it")
     if paths:
-        raise RunError(f"no checkpoint in {run.checkpoints} is whole; train anew with another --out")
+        raise RunError(f"no checkpoint in {run.checkpoints} is intact; train again with another --out")
     return None
 
 

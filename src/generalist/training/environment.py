@@ -30,7 +30,7 @@ def choose_device(name: str) -> torch.device:
         raise GeneralistError(f"unknown device {name!r}; choose auto, cpu or cuda") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         seen = f"PyTorch {torch.__version__} sees {torch.cuda.device_count() or 'no'} GPU(s)"
-        raise GeneralistError(f"device {name!r} is not there: {seen}; choose cpu or auto")
+        raise GeneralistError(f"device {name!r} is not available: {seen}; choose cpu or auto")
     return device
 
 

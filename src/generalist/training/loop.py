@@ -272,8 +272,8 @@ class Trainer:
                 raise diverged(name, f"the loss on the validation images is not finite after epoch {epoch}")
         if not found.finite:
             raise DivergedError(
-                f"the global learner, the learners' mix, answers nan or inf after epoch {epoch}; the last checkpoint "
-                "before that is kept. Let them meet more often (mixing.redistribution), or mix less of the others "
+                f"the global learner, the learners' mix, outputs nan or inf after epoch {epoch}; the last checkpoint "
+                "before that is kept. Redistribute more often (mixing.redistribution), or mix less of the others "
                 "(mixing.gamma)"
             )
         self.regret.add(found.clipped_loss)
@@ -385,7 +385,7 @@ class Trainer:
     def _checked(self, values: checkpoints.Values) -> checkpoints.Values:
         """The values, if they can belong to this run."""
         if values.data != self.data or values.extra != self.extra:
-            raise RunError(f"{self.directory.path} was trained on other images than these; give it its own data back")
+            raise RunError(f"{self.directory.path} was trained on other images than these; give it its original data")
         names = {learner.name for learner in self.learners}
         if values.step > self.job.train.epochs * self.steps_per_epoch or not values.regret.keys() <= names:
             raise RunError("the checkpoint is damaged: it does not fit the recipe")
