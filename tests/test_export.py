@@ -168,12 +168,12 @@ def test_the_card_of_a_learner_or_a_mixture_is_not_that_of_the_run(run: RunDirec
     exported = export_model(run.path / "mix" / "gamma-0.25.safetensors", to="hub-folder", out=tmp_path / "mixture")
     _, page = card_parts(exported.path)
     shares = ", ".join(f"{name} {share}" for name, share in mixture.gammas.items())
-    assert f"the run's learners mixed by shares of another choice than the training's: {shares}; BatchNorm" in page
+    assert f"the run's learners mixed with other shares than in training: {shares}; BatchNorm statistics: mixed" in page
     assert any(f"--out {run.path / 'evaluation'}`" in note for note in exported.notes), "the way to its accuracies"
     mixture.about["mix"]["source"] = "parts"
     mixture.save(tmp_path / "parts.safetensors")
     _, page = card_parts(export_model(tmp_path / "parts.safetensors", to="hub-folder", out=tmp_path / "parts").path)
-    assert "the run's learners' parts of its global learner mixed by shares" in page
+    assert "the run's learners' parts of its global learner mixed with other shares" in page
     shutil.copytree(run.path, tmp_path / "averaged")
     last = weights_file(tmp_path / "averaged", "natural")
     last.rename(last.with_name("natural.average.safetensors"))

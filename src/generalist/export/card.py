@@ -74,7 +74,7 @@ def _which(source: Source) -> str:
         listed = ", ".join(f"{name} {share}" for name, share in shares.items())
         mixed = MIXED.get(str(mix.get("source")), MIXED["raw"])
         return (
-            f"These weights are the run's {mixed} mixed by shares of another choice than the training's: "
+            f"These weights are the run's {mixed} mixed with other shares than in training: "
             f"{escaped(listed)}; BatchNorm statistics: {escaped(str(mix.get('statistics')))}."
         )
     learner = _learner(source)
@@ -82,7 +82,7 @@ def _which(source: Source) -> str:
         return (
             f"These weights are {_kind(source)}those of one learner, {escaped(learner.name)} (objective "
             f"{escaped(learner.objective.kind)}; its own threat models: {_threats(learner.threats())}), and not of the "
-            "network that the run is about."
+            "run's global network."
         )
     kinds = {"best": "the best epoch by the recipe's rule", "last": "the last epoch"}
     return f"These weights are those of {kinds.get(source.name, escaped(source.name))}."
@@ -103,8 +103,8 @@ def _learner(source: Source) -> LearnerOptions | None:
 
 
 LICENCE = (
-    "None is stated here. Whoever publishes these weights chooses one, minding that of the training images, and adds "
-    "it above as `license:`."
+    "None is stated here. Whoever publishes these weights chooses one, considering that of the training images, and "
+    "adds it above as `license:`."
 )
 
 
@@ -112,12 +112,12 @@ def _limits(source: Source) -> list[str]:
     """What the accuracies do and do not promise."""
     data = f", those of {escaped(source.recipe.data.name)}" if source.recipe is not None else ""
     return [
-        f"For research, and for images like those that it was trained on{data}. It names one of its classes for every "
-        "image, also where none of them is there.",
+        f"For research, and for images like those that it was trained on{data}. It predicts one of its classes for "
+        "every image, even if none of them is in it.",
         "A threat `norm:eps` allows every change whose norm is at most eps, of pixels in [0, 1]. Accuracies under "
         "attack hold for these threats, attacks and images alone: other norms, larger eps, changes that no norm bounds "
         "(patches, rotations, weather) and stronger attacks may do worse, and nothing here is a certificate. Do not "
-        "rely on it where a wrong answer harms somebody.",
+        "rely on it where a wrong answer could harm someone.",
     ]
 
 
@@ -156,7 +156,7 @@ EXPLAINED = (
     "An image counts where the network is right before and after the attack. `aa` is AutoAttack, the worst of APGD-CE, "
     "APGD-T, FAB-T and Square for each image. Of the unions, the worst case counts images that are right under every "
     "threat; the mean is that of AutoAttack over the threats. Intervals are Wilson's, of the images alone: they do not "
-    "know how much another training run would differ."
+    "show how much another training run would differ."
 )
 
 

@@ -24,7 +24,7 @@ MOST_KINDS = 12
 MOST_COLUMNS = 60
 """The most columns of attacks and threats, or of corruptions: more than anyone measures."""
 UNION = "union"
-_CAPTION = "Accuracy (%) and its 95% interval. Choose a heading to sort by it."
+_CAPTION = "Accuracy (%) and its 95% interval. Click a heading to sort by it."
 
 
 # -- attack by attack -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def classes_section(found: Collection) -> Section:
     fewest = min(m.total for m in measured)
     farthest = max(max(m.interval[1] - m.value, m.value - m.interval[0]) for m in measured)
     text = (
-        "Under attack: right in spite of all attacks of one evaluation, the network's largest in that threat. Classes "
+        "Under attack: right under all attacks of one evaluation, the network's largest in that threat. Classes "
         f"have few images, {fewest} or more: 95% intervals reach up to {100 * farthest:.0f} points up or down."
     )
     section.add(note(text))

@@ -30,7 +30,7 @@ def gallery_section(found: Collection, records: Sequence[Recorded], *, each: int
         section.add(
             note(
                 "Each entry: the image, its adversarial version, and their difference scaled to its largest change "
-                "(grey: none). Below: the true class, and what the network says of both."
+                "(grey: none). Below: the true class, and what the network predicts for both."
             )
         )
     has = {id(entry.network.run) for entry, _ in showing}
@@ -87,12 +87,12 @@ def disagreement_section(
     for number, kind in enumerate(compared.kinds):
         title = "Natural images" if kind == NATURAL else f"Under attack, {kind}"
         cases = [_case(case) for case in compared.cases if case.kind == kind]
-        strip = tag("div", *cases, class_="strip") if cases else note("No image of these is kept, or none differs.")
+        strip = tag("div", *cases, class_="strip") if cases else note("No images of these are kept, or none differ.")
         section.add(folded(title, strip, _counts(compared, kind, title), opened=number == 0, group=True))
     section.add(
         note(
             "Each entry: the image (under attack, the one that fools the second network), and where each of the two "
-            "looks when it names its class (Grad-CAM; yellow: most)."
+            "lookswhen it predicts its class (Grad-CAM; yellow: most)."
         )
     )
     section.parts += [note(short(text)) for text in compared.notes[:8]]

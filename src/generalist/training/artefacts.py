@@ -122,8 +122,8 @@ def branch_files(text: str, names: Sequence[str]) -> dict[str, Path]:
     folder = files[GLOBAL].parent
     if folder != run.path and (lost := learners_of(run).intersection(names) - files.keys()):
         raise RunError(
-            f"{folder / min(lost)}.safetensors is missing: put it back, or start from one network that is left, as with "
-            f"{run.path}@{folder.name}#{GLOBAL}"
+            f"{folder / min(lost)}.safetensors is missing: put it back, or start from one network that is left, as "
+            f"with {run.path}@{folder.name}#{GLOBAL}"
         )
     return files
 
