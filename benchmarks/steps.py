@@ -165,7 +165,7 @@ class Steps:
 
     def _give_up(self, waiting: Sequence[str]) -> None:
         for name in waiting:
-            self.say(f"{name}: not begun, as it needs {self.waits_for(name)}, which is not done")
+            self.say(f"{name}: not started, as it needs {self.waits_for(name)}, which has not finished")
         self.failed += waiting
 
     def launch(self, step: Step) -> Running:
@@ -229,7 +229,7 @@ class Steps:
         return (complaints or [f"{running.step.kind} ended with code {code}: {(lines or [''])[-1]}"])[-1][:500]
 
     def _stop(self, active: list[Running]) -> None:
-        self.say("asking what runs to stop; the next call goes on")
+        self.say("asking the running steps to stop; the next call continues")
         for running in active:
             running.process.send_signal(signal.SIGTERM)
         until = time.monotonic() + PATIENCE

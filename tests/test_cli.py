@@ -381,7 +381,7 @@ def test_our_own_fault_is_a_traceback_and_exit_code_1(
     monkeypatch.setattr(api, "train", fail)
     code, _, err = run_main(["train", "digits-t"], monkeypatch, capsys)
     assert code == 1
-    assert "a bug" in err and "fault of generalist" in err
+    assert "AssertionError: a bug\n" in err and "a bug in generalist" in err
 
 
 def test_too_little_memory_is_a_clear_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

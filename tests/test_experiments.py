@@ -310,7 +310,9 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None
     broken = json.loads(json.dumps(TINY))
     broken["experiments"]["002-branch"]["from"] = "001-d@9"
     alone = run(broken, "--only", "002-branch")
-    assert alone.returncode == 1 and "002-branch: not begun, as it needs 001-d, which is not done" in alone.stdout
+    assert (
+        alone.returncode == 1 and "002-branch: not started, as it needs 001-d, which has not finished" in alone.stdout
+    )
     first = run(broken, "--commit", "abc", "--jobs", "2")
     assert first.returncode == 1 and "has no snapshot of epoch 9" in first.stdout
     assert first.stderr.endswith("failed: 002-branch\n")

@@ -104,4 +104,4 @@ def test_an_objective_that_fails_is_not_called_a_fault_of_ours(
     )
     assert "has no attribute 'nothing'" in text and "fault of generalist" not in text
     last = text.splitlines()[-1]
-    assert last == f"this went wrong in code of your own: look at {tmp_path / 'own_objective.py'}, line 6, first"
+    assert last == f"the error is in your own code: look at {tmp_path / 'own_objective.py'}, line 6, first"

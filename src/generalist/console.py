@@ -122,9 +122,9 @@ def clear_endings() -> Iterator[None]:
             _leave(GeneralistError.exit_code)
         errors.print_exception()
         if place := place_in_own_code(error):
-            errors.print(f"this went wrong in code of your own: look at {place}, first", markup=False, soft_wrap=True)
+            errors.print(f"the error is in your own code: look at {place} first", markup=False, soft_wrap=True)
             _leave(GeneralistError.exit_code)
-        errors.print("this is a fault of generalist, not yours: please report it with the lines above")
+        errors.print("this is a bug in generalist, not your mistake: please report it with the lines above")
         _leave(1)
 
 

@@ -184,7 +184,7 @@ def _scan(
     if classes is None:
         classes = found
     if unknown := sorted(set(found) - set(classes)):
-        raise DataError(f"{folder} has the class {unknown[0]!r}, which {root / 'train'} has not")
+        raise DataError(f"{folder} has the class {unknown[0]!r}, which {root / 'train'} does not have")
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):

@@ -230,10 +230,12 @@ def _official_p(root: Path, images: Images, names: Sequence[str]) -> CifarP:
 def _cifar(images: Images) -> Literal[10, 100]:
     known: dict[int, Literal[10, 100]] = {10: 10, 100: 100}
     if images.shape != (3, 32, 32) or len(images.classes) not in known:
-        raise GeneralistError(f"official files are there for the test images of CIFAR-10 and -100, not {images.name}")
+        raise GeneralistError(f"official files exist only for the test images of CIFAR-10 and -100, not {images.name}")
     return known[len(images.classes)]
 
 
 def _check_same(labels: Tensor, images: Images) -> None:
     if not torch.equal(labels.cpu(), images.labels.cpu()):
-        raise GeneralistError(f"the official files are of other images than {images.name}: give --data its test images")
+        raise GeneralistError(
+            f"the official files are for other images than {images.name}: give --data its test images"
+        )
