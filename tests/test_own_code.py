@@ -102,6 +102,6 @@ def test_an_objective_that_fails_is_not_called_a_fault_of_ours(
         monkeypatch,
         capsys,
     )
-    assert "has no attribute 'nothing'" in text and "fault of generalist" not in text
+    assert "has no attribute 'nothing'" in text and "bug in generalist" not in text
     last = text.splitlines()[-1]
-    assert last == f"the error is in your own code: look at {tmp_path / 'own_objective.py'}, line 6, first"
+    assert last == f"the error is in your own code: look at {tmp_path / 'own_objective.py'}, line 6 first"
