@@ -232,7 +232,7 @@ def test_damaged_corruptions_are_a_clear_line(run: Path, content: str) -> None:
 def test_what_is_no_file_or_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = run / "evaluation" / "a" / "corruptions.json"
     os.mkfifo(path)  # reading it would wait for ever
-    with pytest.raises(RunError, match=r"corruptions\.json is no file"):
+    with pytest.raises(RunError, match=r"corruptions\.json is not a file"):
         compare([run])
     path.unlink()
     write_shift(run, corruptions=corrupted())
